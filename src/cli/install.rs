@@ -1,0 +1,303 @@
+//! `ployzd install`: from flags to a request, from events to a screen.
+
+use std::io::{self, IsTerminal};
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::Exit;
+use super::output::{self, Output, Style, error};
+use super::ployzd::{DockerChoice, Install};
+use crate::host::Host;
+use crate::install::admission::Busy;
+use crate::install::attempt::{Installation, Outcome, Record, Stage};
+use crate::install::events::{Event, Refusal, What};
+use crate::install::installed::Docker;
+use crate::install::staging::{self, RunsFrom};
+use crate::install::{self, Mode, Request, Wanted};
+use crate::interrupt::Interrupt;
+
+/// Set for the copy that an installer becomes: whether it came from the installed path.
+const BECAME: &str = "PLOYZ_INSTALL_COPY";
+
+/// Installs, and says how it went.
+pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Exit {
+    if !host.privileged() {
+        error(
+            "installing needs root, and this is not root; nothing was changed",
+            Some(&format!("type: sudo {} install", own_path())),
+        );
+        return Exit::NotPermitted;
+    }
+    let request = match request(version, arguments) {
+        Ok(request) => request,
+        Err(text) => {
+            error(text, Some("look at: ployzd install --help"));
+            return Exit::Usage;
+        }
+    };
+    if let Err(e) = run_from_staging(host) {
+        error(format!("copying this executable to staging: {e}; nothing was changed"), Some("look at: df -h /usr/local"));
+        return Exit::Unchanged;
+    }
+    log();
+    let interrupt = match Interrupt::hold() {
+        Ok(interrupt) => interrupt,
+        Err(e) => {
+            error(format!("holding signals back: {e}; nothing was changed"), None);
+            return Exit::Unchanged;
+        }
+    };
+    let mut screen = Screen::new(host, version, arguments.json);
+    let installed = install::install(host, &request, &interrupt, &mut |event| screen.show(event));
+    screen.end();
+    match installed {
+        Ok(record) => {
+            if !arguments.json {
+                conclude(host, &record);
+            }
+            exit_of(&record)
+        }
+        Err(refusal) => refuse(&refusal, arguments.json),
+    }
+}
+
+fn request(version: &str, arguments: &Install) -> Result<Request, String> {
+    let own_version = version.parse().map_err(|_| format!("this executable has no release version ({version})"))?;
+    let wanted = match (arguments.version, arguments.channel) {
+        (Some(_), Some(_)) if arguments.archive.is_none() => {
+            return Err("--version and --channel are two answers to one question".into());
+        }
+        (Some(version), _) => Wanted::Exact(version),
+        (None, Some(channel)) => Wanted::Channel(channel),
+        (None, None) => Wanted::Itself,
+    };
+    let mode = match (arguments.software_only, arguments.installation_only) {
+        (true, _) => Mode::SoftwareOnly,
+        (_, true) => Mode::InstallationOnly,
+        _ => Mode::Prepare,
+    };
+    Ok(Request {
+        wanted,
+        label: arguments.channel,
+        local: arguments.archive.clone().zip(arguments.checksums.clone()),
+        mode,
+        docker: arguments.docker.map(|choice| match choice {
+            DockerChoice::Auto => Docker::Auto,
+            DockerChoice::None => Docker::None,
+        }),
+        operators: arguments.group_user.clone(),
+        own_version,
+    })
+}
+
+/// An installer that is about to replace its own executable runs from a copy instead.
+fn run_from_staging(host: &Host) -> io::Result<()> {
+    match staging::runs_from(host)? {
+        RunsFrom::Elsewhere => Ok(()),
+        RunsFrom::OwnCopy(dir) => {
+            staging::unlink_own_copy(&dir);
+            Ok(())
+        }
+        // Once only: a copy that still looks like the installation would become itself for ever.
+        RunsFrom::Installation if std::env::var_os(BECAME).is_some() => {
+            Err(io::Error::other("the copy runs from the installed path"))
+        }
+        RunsFrom::Installation => Err(staging::become_own_copy(host, &[(BECAME, "1")])),
+    }
+}
+
+fn own_path() -> String {
+    let path = std::env::current_exe().unwrap_or_else(|_| Path::new("/usr/local/bin/ployzd").to_owned());
+    path.display().to_string()
+}
+
+/// Logs to journald where it is, to stderr elsewhere; `PLOYZ_LOG` chooses how much.
+pub(crate) fn log() {
+    use tracing_subscriber::filter::LevelFilter;
+    use tracing_subscriber::layer::SubscriberExt;
+    use tracing_subscriber::util::SubscriberInitExt;
+    let asked = std::env::var("PLOYZ_LOG").ok().and_then(|text| text.parse().ok());
+    let level = asked.unwrap_or(LevelFilter::INFO);
+    let registry = tracing_subscriber::registry().with(level);
+    // Without a prefix: PLOYZ_ATTEMPT and PLOYZ_STAGE are what people are told to search for.
+    if let Ok(journal) = tracing_journald::layer() {
+        registry.with(journal.with_field_prefix(None).with_syslog_identifier("ployzd".into())).init();
+    } else if asked.is_some() {
+        registry.with(tracing_subscriber::fmt::layer().with_writer(io::stderr)).init();
+    }
+}
+
+fn exit_of(record: &Record) -> Exit {
+    match &record.outcome {
+        Some(Outcome::Succeeded { .. } | Outcome::Installed { .. }) => Exit::Done,
+        Some(Outcome::Failed { .. }) if record.installation == Installation::Unchanged => Exit::Unchanged,
+        Some(Outcome::Failed { .. }) => Exit::Replaced,
+        Some(Outcome::Interrupted { .. }) | None => Exit::Unknown,
+    }
+}
+
+/// The screen of one installation.
+struct Screen {
+    out: Output<io::Stdout>,
+    json: bool,
+    head: Option<String>,
+    bar: Option<ProgressBar>,
+}
+
+impl Screen {
+    fn new(host: &Host, version: &str, json: bool) -> Self {
+        let os = host.os().unwrap_or_else(|| "Linux".into());
+        let head = format!("installing on {} ({os}, {}), by ployzd {version}", host.name(), std::env::consts::ARCH);
+        Self { out: output::stdout(), json, head: Some(head), bar: None }
+    }
+
+    fn show(&mut self, event: &Event<'_>) -> io::Result<()> {
+        if self.json {
+            return self.out.line(serde_json::to_string(event).map_err(io::Error::other)?);
+        }
+        if let Some(head) = self.head.take() {
+            self.out.line(head)?;
+        }
+        match &event.what {
+            What::Stage { stage, fact: Some(fact), .. } => {
+                self.end();
+                self.out.field(past(stage), fact)
+            }
+            What::Stage { fact: None, .. } | What::Outcome { .. } => Ok(()),
+            What::Progress { bytes, total, .. } => {
+                self.progress(*bytes, *total);
+                Ok(())
+            }
+        }
+    }
+
+    fn progress(&mut self, bytes: u64, total: Option<u64>) {
+        if !io::stdout().is_terminal() {
+            return;
+        }
+        let bar = self.bar.get_or_insert_with(|| {
+            let style = "  acquiring   {bar:24} {bytes} of {total_bytes}  {bytes_per_sec}";
+            let bar = ProgressBar::new(total.unwrap_or(0));
+            if let Ok(style) = ProgressStyle::with_template(style) {
+                bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏░"));
+            }
+            bar
+        });
+        bar.set_position(bytes);
+    }
+
+    fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// What a stage is called once a fact of it is established.
+fn past(stage: &Stage) -> &str {
+    match stage {
+        Stage::Accepted => "accepted",
+        Stage::Preparing => "prepared",
+        Stage::Acquiring => "acquired",
+        Stage::Verifying => "verified",
+        Stage::Preflight => "preflight",
+        Stage::Activating => "activated",
+        Stage::Restarting => "restarted",
+        Stage::Confirming => "confirmed",
+        Stage::Other(name) => name,
+    }
+}
+
+/// The last lines: how it ended, what state the Machine is in, what to type next.
+fn conclude(host: &Host, record: &Record) {
+    let mut out = output::stdout();
+    for warning in &record.warnings {
+        let _ = out.line(format!("note: {warning}"));
+    }
+    let name = host.name();
+    match &record.outcome {
+        Some(Outcome::Succeeded { version, nothing_was_needed: true, pid, .. }) => {
+            let _ = out.line(format!("Nothing was needed: {version} is installed and running (pid {pid})."));
+        }
+        Some(Outcome::Succeeded { version, .. }) => {
+            let _ = out.line(format!("Machine {name} is ready: {version} is running."));
+            let _ = out.line("Look at it with: ployzd status");
+        }
+        Some(Outcome::Installed { version, .. }) => {
+            let _ = out.line(format!("{version} is installed, not started: it starts with the next boot of this system."));
+        }
+        Some(Outcome::Failed { stage, error, causes, help, .. }) => {
+            let mut err = output::stderr();
+            let _ = err.line(err.styled(Style::Red, format!("failed at {stage} ({})", record.id)));
+            for text in std::iter::once(error).chain(causes) {
+                let _ = err.line(format!("  {text}"));
+            }
+            let _ = err.line(state_now(record));
+            for text in help.iter().collect::<std::collections::BTreeSet<_>>() {
+                let _ = err.help(text);
+            }
+        }
+        Some(Outcome::Interrupted { .. }) | None => {
+            error("how it ended is not known", Some("look at: ployzd status"));
+        }
+    }
+}
+
+/// "This Machine's installation is unchanged (1.4.0)."
+fn state_now(record: &Record) -> String {
+    match (record.installation, record.from) {
+        (Installation::Unchanged, Some(from)) => format!("The installation is unchanged: {from}."),
+        (Installation::Unchanged, None) => "Nothing was installed.".to_owned(),
+        (Installation::Replaced, _) => {
+            let target = record.target.map(|target| target.to_string()).unwrap_or_default();
+            format!("The installation was replaced: {target} is in place ({}). Nothing is rolled back by itself.", record.switched.join(", "))
+        }
+    }
+}
+
+/// Says why nothing was accepted.
+fn refuse(refusal: &Refusal, json: bool) -> Exit {
+    let (exit, problems) = match refusal {
+        Refusal::Busy(busy) => (Exit::Busy, busy_lines(busy)),
+        Refusal::NotPermitted(what) => (Exit::NotPermitted, vec![(what.clone(), String::new())]),
+        Refusal::Refused(problems) => {
+            (Exit::Unchanged, problems.iter().map(|p| (p.what.clone(), p.help.clone())).collect())
+        }
+    };
+    if json {
+        let reason = match exit {
+            Exit::Busy => "busy",
+            Exit::NotPermitted => "not_permitted",
+            _ => "refused",
+        };
+        let texts: Vec<_> = problems.iter().map(|(what, help)| serde_json::json!({"what": what, "help": help})).collect();
+        let outcome = serde_json::json!({
+            "schema": install::events::SCHEMA, "event": "outcome", "at": jiff::Timestamp::now(), "record": null,
+            "refused": {"reason": reason, "problems": texts},
+        });
+        let _ = output::stdout().line(outcome.to_string());
+        return exit;
+    }
+    let mut err = output::stderr();
+    let _ = err.line("refused; nothing was accepted and nothing was changed:");
+    for (what, _) in &problems {
+        let _ = err.line(format!("  {}", err.styled(Style::Red, what)));
+    }
+    for (_, help) in problems.iter().filter(|(_, help)| !help.is_empty()) {
+        let _ = err.help(help);
+    }
+    exit
+}
+
+fn busy_lines(busy: &Busy) -> Vec<(String, String)> {
+    let head = (format!("busy: {}", busy.what()), "wait for it, then look at: ployzd status".to_owned());
+    let holders = busy.processes.iter().map(|process| {
+        let text = format!(
+            "admission is held by pid {} (uid {}, {}, {})",
+            process.pid, process.uid, process.executable, process.unit
+        );
+        (text, String::new())
+    });
+    std::iter::once(head).chain(holders).collect()
+}

@@ -1,0 +1,192 @@
+//! `ployzd`: its verbs and what each does.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use super::output::{self, error};
+use super::{Exit, install, machine, status};
+use crate::host::Host;
+use crate::install::preflight::About;
+use crate::install::release::{Channel, Version};
+use crate::install::{confine, fetch, units};
+
+/// The Ployz Machine daemon, and its installer.
+#[derive(Debug, Parser)]
+#[command(name = "ployzd", disable_help_subcommand = true, arg_required_else_help = true)]
+#[command(after_help = "Exit status: 0 done, 2 usage, 3 busy, 4 refused or failed with the installation unchanged, \
+    5 failed with the installation replaced, 6 interrupted or unknown, 77 not permitted.")]
+struct Command {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Install a release on this Machine and confirm that it runs (root)
+    Install(Install),
+    /// Show what runs, what is installed, and where they differ
+    Status(Json),
+    /// Initialize or reset this Machine
+    #[command(subcommand)]
+    Machine(MachineVerb),
+    /// Show this executable's version and what it requires of a host
+    Version(Json),
+    /// Show the unit files that this release brings
+    Units(Json),
+    /// Serve the Machine API on the socket that systemd passes
+    Daemon,
+    /// Fetch what an order on stdin names, confined
+    #[command(hide = true)]
+    Fetch,
+    /// Confine this process and become another
+    #[command(hide = true)]
+    Confine {
+        #[arg(last = true, required = true)]
+        target: Vec<OsString>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Json {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Install a release on this Machine and confirm that it runs.
+///
+/// Without --version and --channel this executable installs itself; run from /usr/local/bin it repairs what is
+/// installed. Nothing is replaced or restarted that is in place and running already.
+#[derive(Debug, Args)]
+pub(crate) struct Install {
+    /// Install this exact release
+    #[arg(long, value_name = "X.Y.Z")]
+    pub(crate) version: Option<Version>,
+    /// Install what this channel points to: stable or beta (with --archive: only recorded)
+    #[arg(long, value_name = "CHANNEL")]
+    pub(crate) channel: Option<Channel>,
+    /// Take the archive from this file instead of the release source
+    #[arg(long, value_name = "FILE", requires = "checksums", requires = "version")]
+    pub(crate) archive: Option<PathBuf>,
+    /// Take checksums.txt from this file
+    #[arg(long, value_name = "FILE", requires = "archive")]
+    pub(crate) checksums: Option<PathBuf>,
+    /// Replace the software only: accounts, directories and Docker must be there
+    #[arg(long, conflicts_with = "installation_only")]
+    pub(crate) software_only: bool,
+    /// Write files only and never contact systemd: for building images
+    #[arg(long)]
+    pub(crate) installation_only: bool,
+    /// Whether this Machine uses Docker (recorded; by default what was chosen before, or auto)
+    #[arg(long, value_enum, value_name = "auto|none", conflicts_with = "installation_only")]
+    pub(crate) docker: Option<DockerChoice>,
+    /// Add this user to group ployz, whose members may use the Machine API (may be repeated)
+    #[arg(long, value_name = "USER", conflicts_with_all = ["software_only", "installation_only"])]
+    pub(crate) group_user: Vec<String>,
+    /// Print one JSON object a line; the last is the outcome
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum DockerChoice {
+    /// Use the Docker that is there
+    Auto,
+    /// Do without
+    None,
+}
+
+#[derive(Debug, Subcommand)]
+enum MachineVerb {
+    /// Give this Machine an identity
+    Initialize {
+        /// Its name; by default the host's
+        #[arg(long)]
+        name: Option<String>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove this Machine's identity (root)
+    Reset {
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Parses the command line and does what it says.
+pub(crate) fn run(version: &'static str) -> ExitCode {
+    // Whatever this process makes has the mode that it is given; a umask of the caller's shall not take from it.
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
+    let command = match Command::try_parse() {
+        Ok(command) => command,
+        Err(e) => {
+            let asked = !e.use_stderr();
+            let _ = e.print();
+            return if asked { Exit::Done } else { Exit::Usage }.into();
+        }
+    };
+    let host = Host::system();
+    match command.verb {
+        Verb::Install(arguments) => install::run(&host, version, &arguments),
+        Verb::Status(Json { json }) => status::run(&host, json),
+        Verb::Machine(MachineVerb::Initialize { name, json }) => machine::initialize(&host, name, json),
+        Verb::Machine(MachineVerb::Reset { yes, json }) => machine::reset(&host, yes, json),
+        Verb::Version(Json { json }) => show_version(version, json),
+        Verb::Units(Json { json }) => show_units(json),
+        Verb::Daemon => daemon(host, version),
+        Verb::Fetch => Exit::Raw(fetch::child()),
+        Verb::Confine { target } => {
+            let e = confine::become_confined(&target);
+            error(format!("running {:?}: {e}", target.first()), None);
+            Exit::Raw(126)
+        }
+    }
+    .into()
+}
+
+fn show_version(version: &str, json: bool) -> Exit {
+    let text = if json {
+        serde_json::to_string(&About::this(version)).unwrap_or_default()
+    } else {
+        format!("ployzd {version}")
+    };
+    printed(output::stdout().line(text))
+}
+
+fn show_units(json: bool) -> Exit {
+    let units = units::shipped();
+    if json {
+        return printed(output::stdout().line(serde_json::to_string(&units).unwrap_or_default()));
+    }
+    let mut out = output::stdout();
+    let texts = units.iter().map(|unit| format!("# {}\n{}", unit.name, unit.content));
+    printed(texts.map(|text| out.line(text)).collect())
+}
+
+/// Output that nobody takes is not output.
+fn printed(result: std::io::Result<()>) -> Exit {
+    if result.is_ok() { Exit::Done } else { Exit::Unknown }
+}
+
+fn daemon(host: Host, version: &'static str) -> Exit {
+    super::install::log();
+    match crate::daemon::run(host, version) {
+        Ok(()) => Exit::Done,
+        Err(e @ crate::daemon::DaemonError::NoSocket(_)) => {
+            error(e.to_string(), Some("start it by its socket: systemctl start ployz.socket"));
+            Exit::Configuration
+        }
+        Err(e) => {
+            error(e.to_string(), None);
+            Exit::Raw(1)
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The Machine daemon: unprivileged, behind a socket that systemd holds, serving the Machine API.
+//!
+//! 1. take the socket from systemd;
+//! 2. read the identity (damage is reported, never fatal);
+//! 3. serve, and say READY;
+//! 4. finish a reset that was cut off, once admission is free;
+//! 5. on SIGTERM close idle connections, answer what is under way, end.
+
+pub(crate) mod api;
+pub(crate) mod identity;
+
+use std::io;
+use std::os::unix::net::UnixListener as StdListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
+
+use crate::host::Host;
+use api::{Machine, Peer};
+
+/// Connections at once; more wait in the socket's backlog.
+const MOST_CONNECTIONS: usize = 64;
+/// For a whole request head.
+const HEAD: Duration = Duration::from_secs(10);
+/// For requests that are under way when the daemon is asked to end.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Between two tries to finish a reset.
+const RESET_AGAIN: Duration = Duration::from_secs(1);
+
+/// Why the daemon can't serve.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DaemonError {
+    /// It was not started by its socket unit.
+    #[error("there is no listening socket from systemd: {0}")]
+    NoSocket(String),
+    /// The system refused something that it can't do without.
+    #[error("serving the Machine API: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Serves until SIGTERM.
+pub(crate) fn run(host: Host, version: &'static str) -> Result<(), DaemonError> {
+    let listener = socket()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(serve(host, version, listener))
+}
+
+fn socket() -> Result<StdListener, DaemonError> {
+    let refused = |why: &str| DaemonError::NoSocket(why.to_owned());
+    let mut passed = listenfd::ListenFd::from_env();
+    let listener = passed.take_unix_listener(0).map_err(|e| refused(&e.to_string()))?;
+    let listener = listener.ok_or_else(|| refused("LISTEN_FDS is not set for this process"))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+async fn serve(host: Host, version: &'static str, listener: StdListener) -> Result<(), DaemonError> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let listener = UnixListener::from_std(listener)?;
+    let machine = Arc::new(Machine::new(host, version));
+    let router = api::router(Arc::clone(&machine));
+    let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let graceful = GracefulShutdown::new();
+
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    tracing::info!("ployzd {version} serves the Machine API (pid {})", std::process::id());
+    let background = tokio::spawn(after_ready(Arc::clone(&machine)));
+
+    loop {
+        let permit = tokio::select! {
+            permit = Arc::clone(&connections).acquire_owned() => permit,
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(e) => {
+                // Out of descriptors, or the peer is gone already: neither is a reason to stop serving.
+                tracing::warn!("accepting a connection: {e}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let peer = Peer::of(&stream);
+        let service = TowerToHyperService::new(router.clone().layer(axum::Extension(peer)));
+        let connection = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD)
+            .max_buf_size(64 * 1024)
+            .serve_connection(TokioIo::new(stream), service);
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            // A client that goes away in the middle is its own affair.
+            let _ = connection.await;
+            drop(permit);
+        });
+    }
+
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    background.abort();
+    drop(listener);
+    if tokio::time::timeout(DRAIN, graceful.shutdown()).await.is_err() {
+        tracing::warn!("requests were still under way after {} s", DRAIN.as_secs());
+    }
+    tracing::info!("ployzd {version} ended as asked");
+    Ok(())
+}
+
+/// What need not be done before the first answer: the executable's digest, and a reset that was cut off.
+async fn after_ready(machine: Arc<Machine>) {
+    let digest = tokio::task::spawn_blocking(|| crate::durable::sha256_file("/proc/self/exe".as_ref())).await;
+    if let Ok(Ok(digest)) = digest {
+        machine.set_digest(digest);
+    }
+    while machine.resetting() {
+        match machine.finish_reset() {
+            Ok(()) => tracing::info!("a reset that was cut off is finished"),
+            Err(e) => {
+                tracing::debug!("finishing a reset: {e}");
+                tokio::time::sleep(RESET_AGAIN).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The host that is installed on: every path that the project touches, and who may own what there.
+//!
+//! One value, given to every function that touches the host; a test gives it a temporary root.
+//! [`Host::system`] is the only place that names `/`.
+
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{Gid, Uid};
+
+/// The uid and gid that own nothing: used for untrusted children before `ployz-fetch` exists.
+const NOBODY: u32 = 65534;
+
+/// An account: user id and primary group id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Account {
+    /// User id.
+    pub uid: u32,
+    /// Primary group id.
+    pub gid: u32,
+}
+
+/// Where everything is, and what this process may do there.
+#[derive(Debug, Clone)]
+pub struct Host {
+    root: PathBuf,
+    program: PathBuf,
+    privileged: bool,
+}
+
+impl Host {
+    /// The running system.
+    pub fn system() -> Self {
+        Self {
+            root: PathBuf::from("/"),
+            program: PathBuf::from("/proc/self/exe"),
+            privileged: Uid::effective().is_root(),
+        }
+    }
+
+    /// A host under a directory, without accounts, ownership or systemd; `program` is the `ployzd` whose hidden
+    /// verbs serve as children.
+    pub fn under(root: &Path, program: &Path) -> Self {
+        Self { root: root.to_owned(), program: program.to_owned(), privileged: false }
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+
+    /// The executable that hidden verbs (`fetch`, `confine`) are started from: `/proc/self/exe`, which works for
+    /// an unlinked file and for another uid.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// Whether owners can be set and uids be changed: root on the running system.
+    pub fn privileged(&self) -> bool {
+        self.privileged
+    }
+
+    /// Whether systemd is PID 1 of this host (`sd_booted(3)`).
+    pub fn systemd_runs(&self) -> bool {
+        self.at("run/systemd/system").is_dir()
+    }
+
+    /// `/usr/local/bin`, where the current release lives.
+    pub fn bin(&self) -> PathBuf {
+        self.at("usr/local/bin")
+    }
+    /// The current release.
+    pub fn installed(&self) -> PathBuf {
+        self.at("usr/local/bin/ployzd")
+    }
+    /// The last release that was confirmed before the current one.
+    pub fn previous(&self) -> PathBuf {
+        self.at("usr/local/bin/ployzd.previous")
+    }
+    /// The next release: extracted where it will live (same filesystem, right label) and renamed from there.
+    pub fn next(&self, attempt: &str) -> PathBuf {
+        self.at("usr/local/bin").join(format!(".ployzd.{attempt}"))
+    }
+    /// `/usr/local/lib/ployz`.
+    pub fn lib(&self) -> PathBuf {
+        self.at("usr/local/lib/ployz")
+    }
+    /// Archives and checksums of attempts, one directory each.
+    pub fn staging(&self) -> PathBuf {
+        self.at("usr/local/lib/ployz/staging")
+    }
+    /// Copies that installers run from.
+    pub fn own_copies(&self) -> PathBuf {
+        self.at("usr/local/lib/ployz/self")
+    }
+    /// What is installed: current and previous.
+    pub fn installed_json(&self) -> PathBuf {
+        self.at("usr/local/lib/ployz/installed.json")
+    }
+    /// Our unit files: here `mask` and overrides in `/etc` work.
+    pub fn units(&self) -> PathBuf {
+        self.at("usr/local/lib/systemd/system")
+    }
+    /// The administrator's unit files.
+    pub fn admin_units(&self) -> PathBuf {
+        self.at("etc/systemd/system")
+    }
+    /// Accounts, declared.
+    pub fn sysusers(&self) -> PathBuf {
+        self.at("usr/local/lib/sysusers.d/ployz.conf")
+    }
+    /// Root's settings for installing.
+    pub fn settings(&self) -> PathBuf {
+        self.at("etc/ployz/install.json")
+    }
+    /// Admission and attempt records.
+    pub fn install_state(&self) -> PathBuf {
+        self.at("var/lib/ployz-install")
+    }
+    /// The lock that is admission.
+    pub fn admission(&self) -> PathBuf {
+        self.at("var/lib/ployz-install/admission.lock")
+    }
+    /// One record a file.
+    pub fn attempts(&self) -> PathBuf {
+        self.at("var/lib/ployz-install/attempts")
+    }
+    /// Identity, pairing, configuration: the daemon's own.
+    pub fn state(&self) -> PathBuf {
+        self.at("var/lib/ployz")
+    }
+    /// The Machine API.
+    pub fn api(&self) -> PathBuf {
+        self.at("run/ployz/ployz.sock")
+    }
+    /// Where unit `name` of ours is, or would be.
+    pub fn unit(&self, name: &str) -> PathBuf {
+        self.units().join(name)
+    }
+
+    /// The account named so in `/etc/passwd`, if there is one.
+    pub fn account(&self, name: &str) -> Option<Account> {
+        let mut fields = self.entry("etc/passwd", name)?;
+        let (uid, gid) = (fields.nth(1)?, fields.next()?);
+        Some(Account { uid: uid.parse().ok()?, gid: gid.parse().ok()? })
+    }
+
+    /// The gid of the group named so in `/etc/group`, if there is one.
+    pub fn group(&self, name: &str) -> Option<u32> {
+        self.entry("etc/group", name)?.nth(1)?.parse().ok()
+    }
+
+    /// The members that `/etc/group` lists for a group.
+    pub fn members(&self, group: &str) -> Vec<String> {
+        let listed = self.entry("etc/group", group).and_then(|mut fields| fields.nth(2));
+        listed.map(|names| names.split(',').filter(|n| !n.is_empty()).map(str::to_owned).collect()).unwrap_or_default()
+    }
+
+    /// The fields after the name on the line of `name`. Read directly: a static binary has no NSS.
+    fn entry(&self, file: &str, name: &str) -> Option<std::vec::IntoIter<String>> {
+        let text = std::fs::read_to_string(self.at(file)).ok()?;
+        text.lines().find_map(|line| {
+            let rest = line.strip_prefix(name)?.strip_prefix(':')?;
+            Some(rest.split(':').map(str::to_owned).collect::<Vec<_>>().into_iter())
+        })
+    }
+
+    /// Who untrusted children run as: `ployz-fetch`, or nobody before that exists; `None` where uids can't be
+    /// changed.
+    pub fn untrusted(&self) -> Option<Account> {
+        self.privileged
+            .then(|| self.account("ployz-fetch").unwrap_or(Account { uid: NOBODY, gid: NOBODY }))
+    }
+
+    /// Sets owner and group of an open file, where this process may.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn own(&self, file: &std::fs::File, uid: u32, gid: u32) -> std::io::Result<()> {
+        if self.privileged {
+            nix::unistd::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
+        }
+        Ok(())
+    }
+
+    /// The boot that this is: a random id that the kernel makes at each boot.
+    pub fn boot_id(&self) -> String {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        text.trim().replace('-', "")
+    }
+
+    /// The host's name.
+    pub fn name(&self) -> String {
+        nix::unistd::gethostname().ok().and_then(|n| n.into_string().ok()).unwrap_or_else(|| "localhost".into())
+    }
+
+    /// What `/etc/os-release` calls the system: "Debian GNU/Linux 13 (trixie)".
+    pub fn os(&self) -> Option<String> {
+        let text = std::fs::read_to_string(self.at("etc/os-release")).ok()?;
+        let name = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?;
+        Some(name.trim_matches('"').to_owned())
+    }
+}
+
+/// The machine architecture as releases name it, if a release exists for it.
+pub fn architecture() -> Option<&'static str> {
+    match std::env::consts::ARCH {
+        "x86_64" => Some("amd64"),
+        "aarch64" => Some("arm64"),
+        _ => None,
+    }
+}

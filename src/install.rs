@@ -1,0 +1,199 @@
+//! The installation module: the one place that puts a release on a Machine, and says what it observed.
+//!
+//! [`install`] is the whole flow, in the order in which it happens:
+//!
+//! 1. *resolve*: the request becomes one exact release, before anything is held;
+//! 2. *admit*: the right to change the Machine, or who has it;
+//! 3. *accept*: the attempt's record is durable;
+//! 4. *prepare*: accounts and directories, only when asked;
+//! 5. *acquire*: archive and checksums come to private staging;
+//! 6. *verify*: the archive is the published one;
+//! 7. *preflight*: the new binary runs here and is the release, its units are good;
+//! 8. *activate*: renames, durable, in order;
+//! 9. *restart*: what runs a replaced executable;
+//! 10. *confirm*: it runs, is ready, and stays so.
+//!
+//! Each step makes the value that the next one takes, so that none can be left out.
+
+pub mod admission;
+pub mod attempt;
+pub mod events;
+pub mod installed;
+pub mod preflight;
+pub mod release;
+pub mod source;
+pub mod status;
+pub mod units;
+
+mod activation;
+mod archive;
+pub(crate) mod confine;
+pub(crate) mod fetch;
+mod flow;
+mod host;
+mod readiness;
+mod restart;
+pub(crate) mod staging;
+
+use std::path::PathBuf;
+
+use crate::host::Host;
+use crate::interrupt::Interrupt;
+use admission::{Admission, AdmissionError, Holder};
+use attempt::{Record, Requested};
+use events::{Refusal, Tell};
+use flow::Flow;
+use installed::{Docker, Inventory};
+use preflight::Problem;
+use release::{Channel, Version};
+use source::Settings;
+
+/// How much of the host an installation may prepare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Accounts, groups and directories are made where they are missing.
+    Prepare,
+    /// Everything must be there.
+    SoftwareOnly,
+    /// Files only, for building images: systemd is never contacted.
+    InstallationOnly,
+}
+
+/// Which release is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// This version.
+    Exact(Version),
+    /// What a channel points to.
+    Channel(Channel),
+    /// The executable that runs this.
+    Itself,
+}
+
+/// A request to install, with explicit choices.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Which release.
+    pub wanted: Wanted,
+    /// A channel that `wanted` was resolved from by someone else: recorded, never used to choose.
+    pub label: Option<Channel>,
+    /// An archive and its `checksums.txt` that are here already.
+    pub local: Option<(PathBuf, PathBuf)>,
+    /// How much of the host may be prepared.
+    pub mode: Mode,
+    /// Whether Docker is wanted; `None` keeps what was chosen before.
+    pub docker: Option<Docker>,
+    /// Users to add to group `ployz`.
+    pub operators: Vec<String>,
+    /// The version of the executable that runs this.
+    pub own_version: Version,
+}
+
+/// One exact release, and where it comes from. Made by [`resolve`] alone.
+#[derive(Debug)]
+pub(crate) struct Release {
+    version: Version,
+    requested: Requested,
+    source: Source,
+}
+
+/// Where the bytes of a release are.
+#[derive(Debug)]
+enum Source {
+    /// At the published source; its `checksums.txt` has been fetched.
+    Published { checksums: Vec<u8> },
+    /// Here.
+    Local { archive: PathBuf, checksums: PathBuf },
+    /// They are running.
+    Itself,
+}
+
+/// Installs a release. Returns the attempt's record, whose outcome says how it ended.
+///
+/// # Errors
+/// A refusal: nothing was accepted, and nothing was changed.
+pub fn install(host: &Host, request: &Request, interrupt: &Interrupt, tell: Tell<'_>) -> Result<Record, Refusal> {
+    let settings = ready_to_ask(host, request)?;
+    let release = resolve(host, &settings, request, interrupt)?;
+    let admission = admit(host, "install")?;
+    let flow = Flow::accept(host, &settings, request, &release, admission, interrupt, tell)?;
+    flow.carry_out(&release)
+}
+
+/// What must be so before anything is asked of anyone.
+fn ready_to_ask(host: &Host, request: &Request) -> Result<Settings, Refusal> {
+    if request.mode != Mode::InstallationOnly && !host.systemd_runs() {
+        let help = "to put files into an image that is not running, add --installation-only";
+        return Err(Refusal::one("systemd is not PID 1 here", help));
+    }
+    if !host.program().exists() {
+        return Err(Refusal::one("/proc is not mounted here", "mount it: mount -t proc proc /proc"));
+    }
+    let mut problems = host::unknown_users(host, &request.operators);
+    match Settings::read(host) {
+        Ok(settings) if problems.is_empty() => return Ok(settings),
+        Ok(_) => {}
+        Err(e) => problems.push(Problem::new(e.to_string(), "correct the file, or remove it to use the published source")),
+    }
+    Err(Refusal::Refused(problems))
+}
+
+/// Makes one exact release of what is wanted, once. A channel's pointer never leads below what is installed nor to
+/// another major line; a release that definitely does not exist is refused here.
+fn resolve(
+    host: &Host,
+    settings: &Settings,
+    request: &Request,
+    interrupt: &Interrupt,
+) -> Result<Release, Refusal> {
+    let (inventory, _) = Inventory::read(host);
+    let installed = inventory.current.map(|current| current.version);
+    let (version, requested) = match request.wanted {
+        Wanted::Exact(version) => (version, request.label.map_or(Requested::Exact(version), Requested::Channel)),
+        Wanted::Itself => (request.own_version, Requested::Itself),
+        Wanted::Channel(channel) => {
+            let major = installed.unwrap_or(request.own_version).major;
+            let url = settings.pointer_url(major, channel);
+            let pointer = fetch::fetch_small(host, settings, &url, 4096, interrupt).map_err(|e| unresolved(&e))?;
+            let version = release::read_pointer(channel, major, installed, &pointer)
+                .map_err(|e| Refusal::one(e.to_string(), "ask for an exact version: --version X.Y.Z"))?;
+            (version, Requested::Channel(channel))
+        }
+    };
+    if let Some(floor) = settings.floor.filter(|floor| version < *floor) {
+        let what = format!("{version} is older than {floor}, the oldest that this Machine's settings accept");
+        return Err(Refusal::one(what, format!("look at floor in {}", host.settings().display())));
+    }
+    let source = match (&request.local, request.wanted) {
+        (_, Wanted::Itself) => Source::Itself,
+        (Some((archive, checksums)), _) => Source::Local { archive: archive.clone(), checksums: checksums.clone() },
+        (None, _) => {
+            let most = archive::MOST_CHECKSUMS;
+            let url = settings.checksums_url(version);
+            let checksums = fetch::fetch_small(host, settings, &url, most, interrupt).map_err(|e| unresolved(&e))?;
+            Source::Published { checksums }
+        }
+    };
+    Ok(Release { version, requested, source })
+}
+
+fn unresolved(error: &fetch::FetchError) -> Refusal {
+    let help = match error {
+        fetch::FetchError::NotFound { .. } => "there is no such release: ask for another version or channel",
+        fetch::FetchError::Unreachable { .. } => "the source can't be reached now: try again later, or use --archive",
+        _ => "look at the source and proxy in /etc/ployz/install.json",
+    };
+    Refusal::one(error.to_string(), help)
+}
+
+/// Takes admission under a new attempt's id.
+fn admit(host: &Host, kind: &str) -> Result<Admission, Refusal> {
+    let id = crate::durable::random_hex(16).map_err(|e| Refusal::one(e.to_string(), "try again"))?;
+    let since = jiff::Timestamp::now();
+    let holder = Holder { attempt: id, kind: kind.to_owned(), pid: std::process::id(), since };
+    match Admission::try_take(host, holder) {
+        Ok(admission) => Ok(admission),
+        Err(AdmissionError::Busy(busy)) => Err(Refusal::Busy(busy)),
+        Err(e) => Err(Refusal::one(e.to_string(), "look at the directory: ls -la /var/lib/ployz-install")),
+    }
+}

@@ -1,0 +1,219 @@
+//! Activation: the renames that make a release current, in an order in which a crash at any point leaves a whole
+//! executable in place, and the record saying what was switched.
+
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::admission::Admission;
+use super::installed::{Inode, Installed, Inventory, on_disk};
+use super::release::Version;
+use super::units::{self, Unit};
+use crate::command::Run;
+use crate::durable::sync_parent;
+use crate::host::Host;
+use crate::systemd::Systemd;
+
+/// An executable beside the current one, extracted and preflighted.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    pub(crate) version: Version,
+    pub(crate) sha256: String,
+    pub(crate) archive_sha256: Option<String>,
+    /// Where it is; `None` when the same bytes are in place already.
+    pub(crate) file: Option<std::path::PathBuf>,
+    /// The units that it brings.
+    pub(crate) units: Vec<Unit>,
+}
+
+/// What was in place at admission.
+#[derive(Debug)]
+pub(crate) struct Before {
+    /// The executable in place and its digest.
+    pub(crate) current: Option<(Inode, String)>,
+    /// What the last installer wrote.
+    pub(crate) inventory: Inventory,
+    /// Whether the executable in place was running and ready.
+    pub(crate) was_ready: bool,
+    /// What is running, if anything answered.
+    pub(crate) running: Option<String>,
+}
+
+impl Before {
+    /// Whether the current executable may become the previous one: it was confirmed; or nobody described it, and it
+    /// was running and ready, or there is nothing better.
+    fn keeps_current(&self, host: &Host) -> bool {
+        let Some((_, sha256)) = &self.current else { return false };
+        match self.inventory.describes(sha256) {
+            Some(described) => described.confirmed,
+            None => self.was_ready || !host.previous().exists(),
+        }
+    }
+
+    /// The version in place, if it is described.
+    pub(crate) fn version(&self) -> Option<Version> {
+        let (_, sha256) = self.current.as_ref()?;
+        self.inventory.describes(sha256).map(|described| described.version)
+    }
+}
+
+/// A release that is current.
+#[derive(Debug)]
+pub(crate) struct Activated {
+    pub(crate) version: Version,
+    pub(crate) sha256: String,
+    /// The executable in place.
+    pub(crate) executable: Inode,
+    /// Units whose file was written.
+    pub(crate) changed_units: Vec<String>,
+    pub(crate) units: Vec<Unit>,
+    /// Whether any file was switched.
+    pub(crate) replaced: bool,
+}
+
+/// An activation that stopped on the way.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing}: {source}")]
+pub(crate) struct ActivationError {
+    doing: String,
+    source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+fn stopped<E: Into<Box<dyn std::error::Error + Send + Sync>>>(doing: impl Into<String>) -> impl FnOnce(E) -> ActivationError {
+    let doing = doing.into();
+    move |e| ActivationError { doing, source: e.into() }
+}
+
+/// Makes a staged release current. `switched` is told of every file after it was switched.
+pub(crate) fn activate(
+    host: &Host,
+    admission: &Admission,
+    systemd: Option<Systemd>,
+    staged: Staged,
+    before: &Before,
+    docker: super::installed::Docker,
+    switched: &mut dyn FnMut(&Path) -> io::Result<()>,
+) -> Result<Activated, ActivationError> {
+    let installed = host.installed();
+    let mut inventory = before.inventory.clone();
+    let mut replaced = false;
+    if let Some(next) = &staged.file {
+        settle(next).map_err(stopped(format!("making {next:?} durable")))?;
+        if before.keeps_current(host) && keep_previous(host, admission).map_err(stopped("keeping the previous binary"))? {
+            inventory.previous = before.current.as_ref().and_then(|(_, sha256)| inventory.describes(sha256).cloned());
+        }
+        std::fs::rename(next, &installed).map_err(stopped(format!("renaming {next:?} to {installed:?}")))?;
+        sync_parent(&installed).map_err(stopped("making the rename durable"))?;
+        switched(&installed).map_err(stopped("writing the record"))?;
+        replaced = true;
+    }
+    let mut changed_units = Vec::new();
+    for unit in units::differing(host, &staged.units) {
+        units::write(host, unit, admission).map_err(stopped(format!("writing {}", unit.name)))?;
+        switched(&host.unit(&unit.name)).map_err(stopped("writing the record"))?;
+        changed_units.push(unit.name.clone());
+        replaced = true;
+    }
+    if replaced {
+        relabel(host, &changed_units);
+    }
+    // Before the inventory names them: a crash in between leaves them new to the next installer, which enables again.
+    let fresh: Vec<&Unit> =
+        staged.units.iter().filter(|unit| unit.enable && !inventory.units.contains(&unit.name)).collect();
+    match systemd {
+        Some(systemd) => {
+            if !changed_units.is_empty() || needs_reload(systemd, &staged.units) {
+                systemd.daemon_reload().map_err(stopped("reloading unit files"))?;
+            }
+            if !fresh.is_empty() {
+                let names: Vec<&str> = fresh.iter().map(|unit| unit.name.as_str()).collect();
+                systemd.enable(&names).map_err(stopped("enabling units"))?;
+            }
+        }
+        None => units::enable_offline(host, &fresh, admission).map_err(stopped("enabling units"))?,
+    }
+    let same = inventory.current.as_ref().is_some_and(|c| c.sha256 == staged.sha256 && c.version == staged.version);
+    if !same || replaced {
+        inventory.current = Some(Installed {
+            version: staged.version,
+            sha256: staged.sha256.clone(),
+            archive_sha256: staged.archive_sha256.clone(),
+            installed_at: Timestamp::now(),
+            attempt: admission.attempt().to_owned(),
+            confirmed: false,
+        });
+    }
+    inventory.units = staged.units.iter().map(|unit| unit.name.clone()).collect();
+    inventory.docker = docker;
+    if inventory != before.inventory {
+        inventory.write(host, admission).map_err(stopped("writing installed.json"))?;
+    }
+    // Observed, not assumed: what is in place is what was meant to be.
+    let (executable, sha256) = on_disk(&installed)
+        .map_err(stopped(format!("reading {installed:?}")))?
+        .ok_or_else(|| io::Error::other("it is not there"))
+        .map_err(stopped(format!("reading {installed:?}")))?;
+    if sha256 != staged.sha256 {
+        return Err(stopped("looking at what is in place")(io::Error::other(format!(
+            "{installed:?} has sha256 {sha256}, not {}",
+            staged.sha256
+        ))));
+    }
+    Ok(Activated { version: staged.version, sha256, executable, changed_units, units: staged.units, replaced })
+}
+
+/// Mode, then content, durable before any name leads to it.
+fn settle(next: &Path) -> io::Result<()> {
+    let file = std::fs::File::open(next)?;
+    file.set_permissions(std::fs::Permissions::from_mode(0o755))?;
+    file.sync_all()
+}
+
+/// Keeps the current executable as the previous one, as a second name of the same file; `false` when it is that
+/// already (renaming two links of one file over each other is a silent no-op).
+fn keep_previous(host: &Host, admission: &Admission) -> io::Result<bool> {
+    let (current, previous) = (host.installed(), host.previous());
+    let meta = std::fs::metadata(&current)?;
+    if std::fs::symlink_metadata(&previous).is_ok_and(|p| p.ino() == meta.ino() && p.dev() == meta.dev()) {
+        return Ok(false);
+    }
+    let temporary = host.bin().join(format!(".ployzd.previous.{}", admission.attempt()));
+    let _ = std::fs::remove_file(&temporary);
+    std::fs::hard_link(&current, &temporary)?;
+    let renamed = std::fs::rename(&temporary, &previous);
+    if renamed.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    renamed.map(|()| true)
+}
+
+fn needs_reload(systemd: Systemd, units: &[Unit]) -> bool {
+    let names: Vec<&str> = units.iter().map(|unit| unit.name.as_str()).filter(|name| !name.contains('@')).collect();
+    systemd.show(&names).is_ok_and(|shown| shown.iter().any(|unit| unit.needs_reload))
+}
+
+/// Files made in their own directory have the right label already, except where a policy names the single file.
+fn relabel(host: &Host, changed_units: &[String]) {
+    let Some(tool) = ["/usr/sbin/restorecon", "/sbin/restorecon"].map(Path::new).into_iter().find(|p| p.exists()) else {
+        return;
+    };
+    if host.privileged() {
+        let files = changed_units.iter().map(|name| host.unit(name)).chain([host.installed()]);
+        if let Err(e) = Run::new(tool, Duration::from_secs(30)).args(files).check() {
+            tracing::warn!("restoring SELinux labels: {e}");
+        }
+    }
+}
+
+/// Marks the current release as confirmed.
+pub(crate) fn mark_confirmed(host: &Host, admission: &Admission) -> io::Result<()> {
+    let (mut inventory, _) = Inventory::read(host);
+    match &mut inventory.current {
+        Some(current) if !current.confirmed => current.confirmed = true,
+        _ => return Ok(()),
+    }
+    inventory.write(host, admission)
+}

@@ -1,0 +1,39 @@
+//! What an untrusted child takes from itself before it does anything: capabilities, new privileges, the right to
+//! write a file. Its uid and gid were set by the parent at spawn.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use nix::sys::prctl;
+use nix::sys::resource::{Resource, setrlimit};
+
+/// Confines this process and what it will exec: no capability, `no_new_privs`, and no byte can be written to a file
+/// (pipes and sockets are not files to `RLIMIT_FSIZE`).
+///
+/// # Errors
+/// The system's: nothing untrusted may be done then.
+pub(crate) fn confine() -> io::Result<()> {
+    prctl::set_no_new_privs()?;
+    for set in [caps::CapSet::Effective, caps::CapSet::Permitted, caps::CapSet::Inheritable, caps::CapSet::Ambient] {
+        caps::clear(None, set).map_err(io::Error::other)?;
+    }
+    setrlimit(Resource::RLIMIT_FSIZE, 0, 0)?;
+    setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
+    Ok(())
+}
+
+/// Also keeps processes of the same uid away from this one's memory. An exec resets it.
+pub(crate) fn hide() -> io::Result<()> {
+    Ok(prctl::set_dumpable(false)?)
+}
+
+/// Confines this process and becomes `target`. Returns only when that did not work.
+pub(crate) fn become_confined(target: &[OsString]) -> io::Error {
+    let Some((program, arguments)) = target.split_first() else { return io::Error::other("nothing to run") };
+    match confine() {
+        Ok(()) => Command::new(program).args(arguments).env_clear().exec(),
+        Err(e) => e,
+    }
+}

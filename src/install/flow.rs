@@ -1,0 +1,601 @@
+//! The accepted part of an installation: every stage in its order, with its record written as it begins.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use jiff::Timestamp;
+
+use super::activation::{self, Activated, Before, Staged};
+use super::admission::Admission;
+use super::archive::{Archive, ArchiveError, Incoming, MOST_ARCHIVE, MOST_CHECKSUMS, Unverified, find_checksum};
+use super::attempt::{self, Installation, Outcome, Record, Stage};
+use super::events::{Event, Refusal, SCHEMA, Tell, What};
+use super::fetch::{self, FetchError};
+use super::installed::{Docker, Inode, Inventory, on_disk};
+use super::preflight::{self, Problem};
+use super::readiness::{self, Expected};
+use super::release::archive_name;
+use super::source::Settings;
+use super::staging::Staging;
+use super::{Mode, Release, Request, Source, host as prepare, restart, units};
+use crate::durable::{create_new, read_bounded, sha256};
+use crate::host::{Host, architecture};
+use crate::interrupt::Interrupt;
+use crate::systemd::Systemd;
+
+/// An accepted attempt on its way.
+pub(super) struct Flow<'a> {
+    host: &'a Host,
+    settings: &'a Settings,
+    request: &'a Request,
+    systemd: Option<Systemd>,
+    docker: Docker,
+    admission: Admission,
+    before: Before,
+    record: Record,
+    interrupt: &'a Interrupt,
+    tell: Tell<'a>,
+    /// Nobody reads what is told any more: before activation that cancels, afterwards it is noted.
+    deaf: bool,
+}
+
+/// Why a stage failed.
+struct Failure {
+    reason: &'static str,
+    error: String,
+    causes: Vec<String>,
+    help: Vec<String>,
+}
+
+impl Failure {
+    fn new(reason: &'static str, error: impl ToString) -> Self {
+        Self { reason, error: error.to_string(), causes: Vec::new(), help: Vec::new() }
+    }
+
+    fn help(mut self, help: impl Into<String>) -> Self {
+        self.help.push(help.into());
+        self
+    }
+
+    fn problems(reason: &'static str, problems: Vec<Problem>) -> Self {
+        let mut texts = problems.iter().map(|problem| problem.what.clone());
+        let error = texts.next().unwrap_or_default();
+        let causes = texts.collect();
+        Self { reason, error, causes, help: problems.into_iter().map(|problem| problem.help).collect() }
+    }
+}
+
+/// Fails with all problems at once, if there are any.
+fn none_of(reason: &'static str, problems: Vec<Problem>) -> Result<(), Failure> {
+    if problems.is_empty() { Ok(()) } else { Err(Failure::problems(reason, problems)) }
+}
+
+/// What is to be made current: an archive to verify, the same release that is in place, or this very executable.
+enum Acquired {
+    Archive { bytes: Unverified, checksums: Vec<u8> },
+    InPlace { archive_sha256: String },
+    Itself,
+}
+
+enum Verified {
+    Archive(Archive),
+    InPlace { archive_sha256: String },
+    Itself,
+}
+
+impl<'a> Flow<'a> {
+    /// Closes what earlier attempts left open and makes this one's record durable: from here on it has happened.
+    pub(super) fn accept(
+        host: &'a Host,
+        settings: &'a Settings,
+        request: &'a Request,
+        release: &Release,
+        admission: Admission,
+        interrupt: &'a Interrupt,
+        tell: Tell<'a>,
+    ) -> Result<Self, Refusal> {
+        let systemd = (request.mode != Mode::InstallationOnly).then(|| Systemd::new(settings.deadlines.systemctl));
+        let (inventory, damage) = Inventory::read(host);
+        let mut record = Record::new(host, admission.attempt(), "install", release.requested, Some(release.version));
+        record.warnings.extend(damage);
+        record.warnings.extend(attempt::close_open(host, &admission));
+        let current = on_disk(&host.installed()).unwrap_or_else(|e| {
+            record.warnings.push(format!("reading {:?}: {e}", host.installed()));
+            None
+        });
+        let answer = systemd.and_then(|systemd| readiness::look(host, systemd).ok());
+        let was_ready = answer.as_ref().is_some_and(|seen| {
+            seen.executable.is_some()
+                && seen.executable == current.as_ref().map(|(inode, _)| *inode)
+                && seen.answer.as_ref().is_ok_and(|answer| answer.ready && answer.pid == seen.unit.main_pid)
+        });
+        let running = answer.and_then(|seen| seen.answer.ok()).map(|answer| answer.version);
+        let docker = request.docker.unwrap_or(inventory.docker);
+        let before = Before { current, inventory, was_ready, running };
+        record.from = before.version();
+        if let (Some((_, sha256)), None) = (&before.current, record.from) {
+            record.warnings.push(format!("the installed binary ({}…) is not what installed.json describes", &sha256[..8]));
+        }
+        let running = before.running.as_ref().and_then(|version| version.parse().ok());
+        if let Some(newer) = running.or(record.from).filter(|version| release.version < *version) {
+            record.warnings.push(format!(
+                "{} is older than {newer}: older software may not understand what newer software has written",
+                release.version
+            ));
+        }
+        record.write(host, &admission).map_err(|e| {
+            let what = format!("the attempt's record can't be written: {e}");
+            Refusal::one(what, "look at the filesystem: df -h /var/lib/ployz-install")
+        })?;
+        tracing::info!(
+            ployz_attempt = record.id, ployz_stage = "accepted", message_id = "f2c1e7a4b0d94c1c8a5b2f6e90d37a11",
+            "attempt {} accepted: install {}", record.id, release.version
+        );
+        let flow =
+            Self { host, settings, request, systemd, docker, admission, before, record, interrupt, tell, deaf: false };
+        Ok(flow)
+    }
+
+    /// Every stage, and the outcome as the last thing that is written.
+    pub(super) fn carry_out(mut self, release: &Release) -> Result<Record, Refusal> {
+        let outcome = self.stages(release).unwrap_or_else(|failure| {
+            let stage = self.record.stage.clone();
+            let Failure { reason, error, causes, mut help } = failure;
+            if self.record.installation == Installation::Replaced {
+                help.extend(self.repair_help());
+            }
+            Outcome::Failed { stage, reason: reason.into(), error, causes, help }
+        });
+        self.record.ended_at = Some(Timestamp::now());
+        let ended = match &outcome {
+            Outcome::Succeeded { version, .. } => format!("succeeded: {version} is running"),
+            Outcome::Installed { version, .. } => format!("{version} is installed, not started"),
+            Outcome::Failed { stage, error, .. } => format!("failed at {stage}: {error}"),
+            Outcome::Interrupted { stage, .. } => format!("interrupted at {stage}"),
+        };
+        self.record.outcome = Some(outcome);
+        tracing::info!(
+            ployz_attempt = self.record.id, ployz_stage = self.record.stage.to_string(),
+            message_id = "0c5d1e8f7a3b4926b1d4e7f8a9c02b33", "attempt {} {ended}", self.record.id
+        );
+        if let Err(e) = self.record.write(self.host, &self.admission) {
+            // The outcome stands; that it can't be read later is said now.
+            self.record.warnings.push(format!("the outcome could not be written to the record: {e}"));
+        }
+        // Whoever reads that it ended may ask for the next one at once.
+        let Self { admission, mut record, tell, .. } = self;
+        drop(admission);
+        let at = record.ended_at.unwrap_or(record.updated_at);
+        if tell(&Event { schema: SCHEMA, what: What::Outcome { record: &record }, at }).is_err() {
+            record.warnings.push("nobody was there to be told the outcome".into());
+        }
+        Ok(record)
+    }
+
+    fn stages(&mut self, release: &Release) -> Result<Outcome, Failure> {
+        self.enter(Stage::Preflight)?;
+        let room = MOST_ARCHIVE.min(self.archive_length(release)) * 3;
+        none_of("host", preflight::host_problems(self.host, self.systemd, room))?;
+        self.enter(Stage::Preparing)?;
+        self.prepare()?;
+        let staging = Staging::make(self.host, &self.admission)
+            .map_err(|e| Failure::new("staging", format!("making staging under {:?}: {e}", self.host.staging())))?;
+        self.enter(Stage::Acquiring)?;
+        let acquired = self.acquire(release, &staging)?;
+        self.enter(Stage::Verifying)?;
+        let verified = self.verify(acquired)?;
+        self.enter(Stage::Preflight)?;
+        let staged = self.preflight(release, verified, &staging)?;
+        self.enter(Stage::Activating)?;
+        let activated = self.activate(staged)?;
+        drop(staging);
+        let Some(systemd) = self.systemd else {
+            self.fact("installed, not started: systemd was not contacted");
+            return Ok(Outcome::Installed { version: activated.version, sha256: activated.sha256 });
+        };
+        self.enter(Stage::Restarting)?;
+        let restarted = self.restart(systemd, &activated)?;
+        self.enter(Stage::Confirming)?;
+        self.confirm(systemd, &activated, &restarted)
+    }
+
+    fn prepare(&mut self) -> Result<(), Failure> {
+        let (host, deadline) = (self.host, self.settings.deadlines.packages);
+        let failed = |error: String| Failure::new("prepare", error);
+        match self.request.mode {
+            Mode::SoftwareOnly => {
+                none_of("prerequisites", prepare::missing_prerequisites(host, self.docker))?;
+                prepare::share_records(host, &self.admission).map_err(failed)?;
+            }
+            Mode::InstallationOnly => match prepare::accounts(host, deadline, &self.admission) {
+                Ok(prepared) => self.prepared(prepared),
+                Err(e) => self.warn(format!("accounts are declared and not made ({e}): run systemd-sysusers in the image")),
+            },
+            Mode::Prepare => {
+                let prepared = prepare::accounts(host, deadline, &self.admission).map_err(failed)?;
+                self.prepared(prepared);
+                prepare::directories(host, &self.admission).map_err(failed)?;
+            }
+        }
+        if self.request.mode != Mode::InstallationOnly {
+            let prepared = prepare::docker(host, self.docker, deadline, &self.admission).map_err(failed)?;
+            self.prepared(prepared);
+        } else {
+            prepare::share_records(host, &self.admission).map_err(failed)?;
+        }
+        let prepared =
+            prepare::operators(host, &self.request.operators, deadline, &self.admission).map_err(failed)?;
+        self.prepared(prepared);
+        Ok(())
+    }
+
+    fn prepared(&mut self, prepared: prepare::Prepared) {
+        for done in prepared.done {
+            self.fact(&done);
+        }
+        for warning in prepared.warnings {
+            self.warn(warning);
+        }
+    }
+
+    fn acquire(&mut self, release: &Release, staging: &Staging) -> Result<Acquired, Failure> {
+        let Some(architecture) = architecture() else {
+            return Err(Failure::new("architecture", format!("there is no release for {}", std::env::consts::ARCH)));
+        };
+        let name = archive_name(architecture);
+        let path = staging.path(&name);
+        match &release.source {
+            Source::Itself => Ok(Acquired::Itself),
+            Source::Local { archive, checksums } => {
+                if archive.file_name().is_none_or(|given| given != name.as_str()) {
+                    let error = format!("the archive is called {archive:?}, and checksums.txt knows it as {name}");
+                    return Err(Failure::new("archive_name", error));
+                }
+                let most = usize::try_from(MOST_CHECKSUMS).unwrap_or(usize::MAX);
+                let checksums = read_bounded(checksums, most)
+                    .map_err(|e| Failure::new("missing", format!("reading {checksums:?}: {e}")))?;
+                let bytes = copy_local(archive, &path, self.interrupt)?;
+                self.fact(&format!("{name}, {}", megabytes(bytes.length)));
+                Ok(Acquired::Archive { bytes, checksums })
+            }
+            Source::Published { checksums } => {
+                if let Some(archive_sha256) = self.in_place(release, checksums, &name) {
+                    self.fact("the published archive is the one that is installed");
+                    return Ok(Acquired::InPlace { archive_sha256 });
+                }
+                let url = self.settings.archive_url(release.version, architecture);
+                let bytes = self.download(&url, &path)?;
+                self.fact(&format!("{name}, {}", megabytes(bytes.length)));
+                Ok(Acquired::Archive { bytes, checksums: checksums.clone() })
+            }
+        }
+    }
+
+    /// The published archive's digest, when exactly that archive is what is installed.
+    fn in_place(&self, release: &Release, checksums: &[u8], name: &str) -> Option<String> {
+        let published = find_checksum(checksums, name).ok()?;
+        let described = self.before.inventory.current.as_ref()?;
+        let (_, on_disk) = self.before.current.as_ref()?;
+        let same = described.version == release.version
+            && described.archive_sha256.as_ref() == Some(&published)
+            && described.sha256 == *on_disk;
+        same.then_some(published)
+    }
+
+    fn download(&mut self, url: &str, path: &Path) -> Result<Unverified, Failure> {
+        let writing = |e: io::Error| Failure::new("disk", format!("writing {path:?}: {e}"));
+        let mut incoming = Incoming::create(path).map_err(writing)?;
+        let bounds = fetch::Bounds { most: MOST_ARCHIVE, deadline: self.settings.deadlines.acquire };
+        let (id, tell, deaf) = (&self.record.id, &mut self.tell, &mut self.deaf);
+        let mut told = 0;
+        fetch::fetch(self.host, self.settings, url, bounds, self.interrupt, &mut |bytes, total| {
+            incoming.take(bytes)?;
+            // A screen needs no more than this.
+            if incoming.length() - told >= 256 * 1024 || Some(incoming.length()) == total {
+                told = incoming.length();
+                let what = What::Progress { attempt: id, bytes: told, total };
+                *deaf |= tell(&Event { schema: SCHEMA, what, at: Timestamp::now() }).is_err();
+                if *deaf {
+                    return Err(io::Error::new(io::ErrorKind::BrokenPipe, "nobody reads the output any more"));
+                }
+            }
+            Ok(())
+        })
+        .map_err(|e| match &e {
+            FetchError::NotFound { .. } => Failure::new("not_found", e).help("ask for another version or channel"),
+            FetchError::Refused { .. } => Failure::new("refused", e),
+            FetchError::Unreachable { .. } => Failure::new("unreachable", e).help("try again later"),
+            FetchError::Here(_) => Failure::new("fetch", e),
+            FetchError::Cancelled(_) => Failure::new("cancelled", e),
+        })?;
+        Ok(incoming.finish())
+    }
+
+    fn verify(&mut self, acquired: Acquired) -> Result<Verified, Failure> {
+        match acquired {
+            Acquired::Itself => Ok(Verified::Itself),
+            Acquired::InPlace { archive_sha256 } => Ok(Verified::InPlace { archive_sha256 }),
+            Acquired::Archive { bytes, checksums } => {
+                let name = architecture().map(archive_name).unwrap_or_default();
+                let failed = |e: ArchiveError| {
+                    let reason = match e {
+                        ArchiveError::Checksums { .. } => "checksums",
+                        _ => "checksum_mismatch",
+                    };
+                    Failure::new(reason, e).help("the source is damaged or was changed: do not install from it")
+                };
+                let expected = find_checksum(&checksums, &name).map_err(failed)?;
+                let archive = bytes.verify(&expected).map_err(failed)?;
+                self.fact(&format!(
+                    "sha256 {}  (checksums.txt; no signing key is configured)",
+                    shorten(&archive.sha256)
+                ));
+                Ok(Verified::Archive(archive))
+            }
+        }
+    }
+
+    fn preflight(&mut self, release: &Release, verified: Verified, staging: &Staging) -> Result<Staged, Failure> {
+        let next = staging.next();
+        let (sha256, archive_sha256) = match verified {
+            Verified::Archive(archive) => {
+                let sha256 = archive.extract(next).map_err(|e| match e {
+                    ArchiveError::Io { .. } => Failure::new("disk", e),
+                    e => Failure::new("archive", e),
+                })?;
+                (sha256, Some(archive.sha256))
+            }
+            Verified::InPlace { archive_sha256 } => {
+                let (_, sha256) = self.before.current.clone().unwrap_or((Inode::default(), String::new()));
+                (sha256, Some(archive_sha256))
+            }
+            Verified::Itself => (copy_itself(next)?, self.described_archive()),
+        };
+        let in_place = self.before.current.as_ref().is_some_and(|(_, on_disk)| *on_disk == sha256);
+        let binary = if in_place { self.host.installed() } else { next.to_owned() };
+        executable(&binary, in_place)?;
+        let deadline = self.settings.deadlines.preflight;
+        let about = preflight::ask_version(self.host, &binary, deadline, self.interrupt)
+            .map_err(|refused| Failure::new(refused.reason, refused.error))?;
+        if about.version != release.version.to_string() {
+            let error = format!("the new binary says that it is {}, not {}", about.version, release.version);
+            return Err(Failure::new("wrong_version", error));
+        }
+        none_of("requirements", preflight::requirements(&about, self.systemd))?;
+        let units = match units::ask(self.host, &binary, deadline, self.interrupt) {
+            Ok(Some(units)) => units,
+            Ok(None) => {
+                self.warn("the release is too old to describe its units: those that are there stay".into());
+                Vec::new()
+            }
+            Err(e) => return Err(Failure::new("units", e)),
+        };
+        if let Some(systemd) = self.systemd.filter(|_| !units::differing(self.host, &units).is_empty()) {
+            units::verify(systemd, &staging.path("units"), &binary, &units).map_err(|lines| {
+                Failure { causes: lines, ..Failure::new("units", "systemd finds fault with the new units") }
+            })?;
+        }
+        if self.request.mode != Mode::InstallationOnly {
+            none_of("accounts", prepare::missing_for_units(self.host, &units))?;
+        }
+        self.fact(&format!("runs here, reports {}", about.version));
+        self.record.target_digest = Some(sha256.clone());
+        let file = (!in_place).then_some(binary);
+        Ok(Staged { version: release.version, sha256, archive_sha256, file, units })
+    }
+
+    /// The archive that the running executable came in, if it is described.
+    fn described_archive(&self) -> Option<String> {
+        let (_, sha256) = self.before.current.as_ref()?;
+        self.before.inventory.describes(sha256)?.archive_sha256.clone()
+    }
+
+    fn activate(&mut self, staged: Staged) -> Result<Activated, Failure> {
+        let (host, systemd, docker) = (self.host, self.systemd, self.docker);
+        let (admission, record) = (&self.admission, &mut self.record);
+        let mut switched = |path: &Path| {
+            record.installation = Installation::Replaced;
+            record.switched.push(path.display().to_string());
+            record.write(host, admission)
+        };
+        let activated = activation::activate(host, admission, systemd, staged, &self.before, docker, &mut switched)
+            .map_err(|e| Failure::new("activate", e))?;
+        let fact = if activated.replaced {
+            format!("{}, {} units", host.installed().display(), activated.changed_units.len())
+        } else {
+            "nothing to replace".to_owned()
+        };
+        self.fact(&fact);
+        Ok(activated)
+    }
+
+    fn restart(&mut self, systemd: Systemd, activated: &Activated) -> Result<restart::Restarted, Failure> {
+        let restarted = restart::restart(systemd, activated, &self.admission)
+            .map_err(|e| Failure::new("restart", e).help("look at: systemctl status ployz.socket ployz.service"))?;
+        if !restarted.sockets.is_empty() {
+            self.record.warnings.push(format!(
+                "{} was closed and opened again: for a moment connections were refused",
+                restarted.sockets.join(", ")
+            ));
+        }
+        let names: Vec<&str> = restarted.sockets.iter().chain(&restarted.services).map(String::as_str).collect();
+        self.fact(&if names.is_empty() { "nothing to restart".to_owned() } else { names.join(", ") });
+        Ok(restarted)
+    }
+
+    fn confirm(
+        &mut self,
+        systemd: Systemd,
+        activated: &Activated,
+        restarted: &restart::Restarted,
+    ) -> Result<Outcome, Failure> {
+        let nothing_was_needed = !activated.replaced && restarted.services.is_empty();
+        let expected = Expected {
+            version: activated.version,
+            executable: activated.executable,
+            restarts_before: restarted.restarts_before,
+        };
+        // A process that ran before this began has shown its stability already.
+        let window = if nothing_was_needed { std::time::Duration::ZERO } else { self.settings.deadlines.window };
+        let started = std::time::Instant::now();
+        let mut ready = None;
+        let confirmed = {
+            let (host, admission, record) = (self.host, &self.admission, &mut self.record);
+            readiness::confirm(host, systemd, &expected, self.settings.deadlines.confirm, window, &mut |pid, at| {
+                record.ready_observed_at = Some(at);
+                ready = Some((pid, started.elapsed()));
+                if let Err(e) = record.write(host, admission) {
+                    record.warnings.push(format!("the record could not be written: {e}"));
+                }
+            })
+        };
+        if let Some((pid, after)) = ready {
+            let fact = format!("{} is running (pid {pid}), ready after {} ms", activated.version, after.as_millis());
+            self.fact(&fact);
+        }
+        let confirmed = confirmed.map_err(|not| {
+            let logs = format!("journalctl -u {} -n 20", units::SERVICE);
+            Failure::new(not.reason, not.observed).help(format!("its last words: {logs}"))
+        })?;
+        if let Err(e) = activation::mark_confirmed(self.host, &self.admission) {
+            self.warn(format!("installed.json could not be written: {e}"));
+        }
+        if !window.is_zero() {
+            self.fact(&format!("still the same after {} s", window.as_secs()));
+        }
+        Ok(Outcome::Succeeded {
+            version: activated.version,
+            pid: confirmed.pid,
+            sha256: activated.sha256.clone(),
+            nothing_was_needed,
+        })
+    }
+
+    /// Writes that a stage begins, before anything of it is done. Before activation a wish to end is heard here.
+    fn enter(&mut self, stage: Stage) -> Result<(), Failure> {
+        let replaced = self.record.installation == Installation::Replaced;
+        if !replaced {
+            if let Some(signal) = self.interrupt.requested() {
+                return Err(Failure::new("cancelled", format!("cancelled by {signal}")));
+            }
+            if self.deaf {
+                return Err(Failure::new("cancelled", "cancelled: nobody reads the output any more"));
+            }
+        }
+        self.record.stage = stage;
+        let written = self.record.write(self.host, &self.admission);
+        match written {
+            Ok(()) => {}
+            // What is switched must be finished; the outcome says that the record is behind.
+            Err(e) if replaced => self.record.warnings.push(format!("the record could not be written: {e}")),
+            Err(e) => return Err(Failure::new("record", format!("the attempt's record can't be written: {e}"))),
+        }
+        tracing::info!(
+            ployz_attempt = self.record.id, ployz_stage = self.record.stage.to_string(),
+            "attempt {}: {}", self.record.id, self.record.stage
+        );
+        self.event(None);
+        Ok(())
+    }
+
+    fn fact(&mut self, fact: &str) {
+        tracing::info!(
+            ployz_attempt = self.record.id, ployz_stage = self.record.stage.to_string(),
+            "{}: {fact}", self.record.stage
+        );
+        self.event(Some(fact));
+    }
+
+    fn warn(&mut self, warning: String) {
+        tracing::warn!(ployz_attempt = self.record.id, ployz_stage = self.record.stage.to_string(), "{warning}");
+        self.record.warnings.push(warning);
+    }
+
+    fn event(&mut self, fact: Option<&str>) {
+        let what = What::Stage { attempt: &self.record.id, stage: &self.record.stage, fact };
+        self.deaf |= (self.tell)(&Event { schema: SCHEMA, what, at: Timestamp::now() }).is_err();
+    }
+
+    fn archive_length(&self, release: &Release) -> u64 {
+        match &release.source {
+            Source::Local { archive, .. } => std::fs::metadata(archive).map_or(0, |meta| meta.len()),
+            Source::Published { .. } => MOST_ARCHIVE / 8,
+            Source::Itself => std::fs::metadata("/proc/self/exe").map_or(0, |meta| meta.len()),
+        }
+    }
+
+    /// What to type when the installation was replaced and is not known to work.
+    fn repair_help(&self) -> Vec<String> {
+        let mut help = Vec::new();
+        if let Some(previous) = &self.before.inventory.current.as_ref().filter(|_| self.host.previous().exists()) {
+            help.push(format!(
+                "{} is kept as {}; install a release that works with: sudo /usr/local/bin/ployzd install --version X",
+                previous.version,
+                self.host.previous().display()
+            ));
+        }
+        help.push(format!("the whole story: {}", self.record.diagnostics));
+        help
+    }
+}
+
+/// Copies an archive that is here, hashed as it is copied: what is verified is what is extracted.
+fn copy_local(from: &Path, to: &Path, interrupt: &Interrupt) -> Result<Unverified, Failure> {
+    let reading = |e: io::Error| Failure::new("missing", format!("reading {from:?}: {e}"));
+    let writing = |e: io::Error| Failure::new("disk", format!("writing {to:?}: {e}"));
+    let mut file = File::open(from).map_err(reading)?;
+    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
+        return Err(reading(io::Error::other("not a regular file")));
+    }
+    let mut incoming = Incoming::create(to).map_err(writing)?;
+    let mut buffer = vec![0u8; 64 * 1024];
+    loop {
+        if let Some(signal) = interrupt.requested() {
+            return Err(Failure::new("cancelled", format!("cancelled by {signal}")));
+        }
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(incoming.finish()),
+            Ok(n) => incoming.take(&buffer[..n]).map_err(writing)?,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(reading(e)),
+        }
+    }
+}
+
+/// Copies the running executable to where the next one lives; returns the copy's digest, which is the original's.
+fn copy_itself(to: &Path) -> Result<String, Failure> {
+    let copied = || -> io::Result<(String, String)> {
+        let mut copy = create_new(to)?;
+        io::copy(&mut File::open("/proc/self/exe")?, &mut copy)?;
+        drop(copy);
+        Ok((sha256(File::open(to)?)?.0, sha256(File::open("/proc/self/exe")?)?.0))
+    };
+    match copied() {
+        Ok((copy, original)) if copy == original => Ok(copy),
+        Ok(_) => Err(Failure::new("disk", format!("{to:?} differs from what is running"))),
+        Err(e) => Err(Failure::new("disk", format!("copying the running executable to {to:?}: {e}"))),
+    }
+}
+
+/// Makes a staged file executable by everyone; the installed one must be that already.
+fn executable(path: &Path, in_place: bool) -> Result<(), Failure> {
+    use std::os::unix::fs::PermissionsExt;
+    let failed = |e: io::Error| Failure::new("disk", format!("setting the mode of {path:?}: {e}"));
+    let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode() & 0o7777;
+    if in_place && mode == 0o755 {
+        return Ok(());
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).map_err(failed)
+}
+
+/// "3f9c…a2"
+fn shorten(sha256: &str) -> String {
+    format!("{}…{}", sha256.get(..4).unwrap_or_default(), sha256.get(62..).unwrap_or_default())
+}
+
+/// "2.2 MB"
+fn megabytes(bytes: u64) -> String {
+    let tenths = bytes.div_ceil(100_000);
+    format!("{}.{} MB", tenths / 10, tenths % 10)
+}

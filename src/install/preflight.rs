@@ -1,0 +1,207 @@
+//! Preflight: what must be true before anything is replaced. All problems at once, each with what to type.
+
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::statvfs::{FsFlags, statvfs};
+use serde::{Deserialize, Serialize};
+
+use super::release::Version;
+use super::units::{self, EXECUTABLE, SERVICE, Unit};
+use crate::command::{CommandError, Run};
+use crate::host::Host;
+use crate::interrupt::Interrupt;
+use crate::systemd::Systemd;
+
+/// Kept free beside what is written, in bytes.
+const RESERVE: u64 = 64 * 1024 * 1024;
+
+/// What a binary says of itself (`ployzd version --json`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// Its version.
+    pub version: String,
+    /// The machine that it was built for: `x86_64-linux`.
+    #[serde(default)]
+    pub target: String,
+    /// What it needs of the host.
+    #[serde(default)]
+    pub requires: Requires,
+}
+
+/// What a release needs of the host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Requires {
+    /// The oldest systemd.
+    pub systemd: Option<u32>,
+}
+
+impl About {
+    /// This release.
+    pub fn this(version: &str) -> Self {
+        Self {
+            version: version.to_owned(),
+            target: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+            requires: Requires { systemd: Some(252) },
+        }
+    }
+}
+
+/// One thing that is in the way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// What was observed.
+    pub what: String,
+    /// What to type or change.
+    pub help: String,
+}
+
+impl Problem {
+    pub(crate) fn new(what: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { what: what.into(), help: help.into() }
+    }
+}
+
+/// Looks at the host before anything is fetched: can the files be replaced here, and will systemd start them?
+pub(crate) fn host_problems(host: &Host, systemd: Option<Systemd>, bytes: u64) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for dir in [host.bin(), host.lib(), host.units()] {
+        problems.extend(filesystem_problems(&dir, bytes));
+    }
+    problems.dedup();
+    match std::fs::symlink_metadata(host.installed()) {
+        Ok(meta) if meta.is_dir() || meta.is_symlink() => problems.push(Problem::new(
+            format!("{} is not a regular file", host.installed().display()),
+            format!("move it away: mv {EXECUTABLE} {EXECUTABLE}.moved"),
+        )),
+        _ => {}
+    }
+    if let Some(systemd) = systemd {
+        problems.extend(unit_problems(host, systemd, &units::shipped()));
+    }
+    problems
+}
+
+/// The nearest existing directory above decides what can be written.
+fn filesystem_problems(dir: &Path, bytes: u64) -> Vec<Problem> {
+    let Some(existing) = dir.ancestors().find(|p| p.exists()) else { return Vec::new() };
+    let shown = existing.display();
+    let stat = match statvfs(existing) {
+        Ok(stat) => stat,
+        Err(e) => return vec![Problem::new(format!("{shown} can't be looked at: {e}"), "look at: findmnt")],
+    };
+    let mut problems = Vec::new();
+    if stat.flags().contains(FsFlags::ST_RDONLY) {
+        problems.push(Problem::new(
+            format!("{shown} is mounted read-only"),
+            format!("remount it: mount -o remount,rw {shown}"),
+        ));
+    }
+    if stat.flags().contains(FsFlags::ST_NOEXEC) {
+        problems.push(Problem::new(
+            format!("{shown} is mounted noexec, so what is installed there can't run"),
+            format!("remount it: mount -o remount,exec {shown}"),
+        ));
+    }
+    let free = stat.blocks_available().saturating_mul(stat.fragment_size());
+    if free < bytes + RESERVE {
+        let mib = |n: u64| n.div_ceil(1024 * 1024);
+        let what = format!("{shown} has {} MiB free, and {} MiB are needed", mib(free), mib(bytes + RESERVE));
+        problems.push(Problem::new(what, format!("make room, then look again: df -h {shown}")));
+    }
+    problems
+}
+
+/// What stands between a unit file of ours and what systemd does with it.
+fn unit_problems(host: &Host, systemd: Systemd, units: &[Unit]) -> Vec<Problem> {
+    let names: Vec<&str> = units.iter().map(|unit| unit.name.as_str()).filter(|name| !name.contains('@')).collect();
+    let shown = match systemd.show(&names) {
+        Ok(shown) => shown,
+        Err(e) => return vec![Problem::new(format!("systemd can't be asked: {e}"), "look at: systemctl status")],
+    };
+    let mut problems = Vec::new();
+    for (name, unit) in names.iter().zip(&shown) {
+        let own = host.unit(name);
+        if unit.load == "masked" {
+            problems.push(Problem::new(format!("{name} is masked"), format!("unmask it: systemctl unmask {name}")));
+        } else if !unit.fragment.is_empty() && Path::new(&unit.fragment) != own {
+            problems.push(Problem::new(
+                format!("{} is in effect instead of {}", unit.fragment, own.display()),
+                format!("move it away: mv {0} {0}.moved && systemctl daemon-reload", unit.fragment),
+            ));
+        }
+        if *name == SERVICE && unit.load == "loaded" {
+            for started in unit.exec_start.iter().filter(|path| *path != EXECUTABLE) {
+                problems.push(Problem::new(
+                    format!("{name} starts {started}, not {EXECUTABLE}"),
+                    format!("remove the override: systemctl revert {name}"),
+                ));
+            }
+        }
+    }
+    problems
+}
+
+/// Why a staged binary is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refused {
+    /// A stable word.
+    pub(crate) reason: &'static str,
+    /// What was observed.
+    pub(crate) error: String,
+}
+
+/// Runs a staged binary, unprivileged, with an empty environment, and asks who it is. Anything but its version within
+/// the deadline refuses it.
+pub(crate) fn ask_version(
+    host: &Host,
+    binary: &Path,
+    deadline: Duration,
+    interrupt: &Interrupt,
+) -> Result<About, Refused> {
+    let ask = |arguments: &[&str]| {
+        let target = [Path::new("confine"), Path::new("--"), binary];
+        let run = Run::new(host.program(), deadline).args(target).args(arguments).account(host.untrusted());
+        run.contained().most_output(64 * 1024).interrupt(interrupt).check()
+    };
+    let refused = |e: CommandError| match e {
+        CommandError::Cancelled { signal } => Refused { reason: "cancelled", error: format!("cancelled by {signal}") },
+        CommandError::Deadline { .. } => Refused { reason: "hangs", error: format!("the new binary: {e}") },
+        e => Refused { reason: "does_not_run", error: format!("the new binary does not run here: {e}") },
+    };
+    let stdout = match ask(&["version", "--json"]) {
+        Ok(ended) => ended.stdout,
+        Err(CommandError::Status { status, .. }) if status.code() == Some(2) => {
+            // A release that does not know the flag.
+            ask(&["version"]).map_err(refused)?.stdout
+        }
+        Err(e) => return Err(refused(e)),
+    };
+    if let Ok(about) = serde_json::from_slice(&stdout) {
+        return Ok(about);
+    }
+    let text = String::from_utf8_lossy(&stdout);
+    let word = text.lines().next().and_then(|line| line.split_whitespace().last()).unwrap_or_default();
+    match word.parse::<Version>() {
+        Ok(version) => {
+            Ok(About { version: version.to_string(), target: String::new(), requires: Requires::default() })
+        }
+        Err(_) => {
+            let seen: String = text.chars().take(80).collect();
+            Err(Refused { reason: "no_version", error: format!("the new binary says {seen:?}, not its version") })
+        }
+    }
+}
+
+/// What a binary requires and this host does not have.
+pub(crate) fn requirements(about: &About, systemd: Option<Systemd>) -> Vec<Problem> {
+    let Some((systemd, needed)) = systemd.zip(about.requires.systemd) else { return Vec::new() };
+    match systemd.version() {
+        Ok(found) if found >= needed => Vec::new(),
+        Ok(found) => vec![Problem::new(
+            format!("release {} needs systemd {needed}, and this Machine has {found}", about.version),
+            "install an older release, or upgrade the host's systemd as part of its own maintenance",
+        )],
+        Err(e) => vec![Problem::new(format!("systemd's version can't be read: {e}"), "look at: systemctl --version")],
+    }
+}

@@ -1,0 +1,274 @@
+//! Readiness: what was observed after activation. Looking and judging are two functions; the judge is pure.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use serde::Deserialize;
+
+use super::installed::Inode;
+use super::release::Version;
+use super::units::SERVICE;
+use crate::host::Host;
+use crate::systemd::{Systemd, Unit};
+
+/// Automatic restarts after which a service that was never ready counts as crashed.
+const MOST_CRASHES: u32 = 3;
+/// How long one answer of the Machine API may take.
+const ANSWER: Duration = Duration::from_secs(2);
+/// Between two looks before readiness; systemd is asked less often.
+const LOOK: Duration = Duration::from_millis(10);
+/// Between two looks while readiness is watched.
+const WATCH: Duration = Duration::from_millis(500);
+
+/// What the Machine API says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct Answer {
+    /// Its version.
+    pub(crate) version: String,
+    /// Its process.
+    pub(crate) pid: u32,
+    /// Whether it serves as it should.
+    pub(crate) ready: bool,
+    /// What keeps it from that.
+    #[serde(default)]
+    pub(crate) problems: Vec<String>,
+}
+
+/// What was seen of the daemon at one moment.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    /// What systemd says of the service.
+    pub(crate) unit: Unit,
+    /// The executable that the main process runs.
+    pub(crate) executable: Option<Inode>,
+    /// What the Machine API answered, or why it did not.
+    pub(crate) answer: Result<Answer, String>,
+}
+
+/// What must be seen.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Expected {
+    /// The version that must answer.
+    pub(crate) version: Version,
+    /// The executable that must run.
+    pub(crate) executable: Inode,
+    /// Automatic restarts of the service before, so that only new ones count.
+    pub(crate) restarts_before: u32,
+}
+
+/// What that comes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// This process is the target, and ready.
+    Ready { pid: u32, restarts: u32 },
+    /// It may still become ready.
+    NotYet(String),
+    /// It ends again and again, or systemd has given it up.
+    Crashed(String),
+    /// Something else answers.
+    WrongVersion(String),
+}
+
+/// Looks once.
+pub(crate) fn look(host: &Host, systemd: Systemd) -> Result<Seen, String> {
+    let unit = systemd.show(&[SERVICE]).map_err(|e| e.to_string())?.remove(0);
+    let executable = match unit.main_pid {
+        0 => None,
+        pid => Inode::of(&PathBuf::from(format!("/proc/{pid}/exe"))).ok(),
+    };
+    // Connecting starts a daemon that is down; here that is what was just asked for, and in observers it is not done.
+    let answer = if unit.active == "active" || unit.active == "activating" {
+        ask(&host.api())
+    } else {
+        Err(format!("{SERVICE} is {}", unit.active))
+    };
+    Ok(Seen { unit, executable, answer })
+}
+
+/// Asks the Machine API who it is.
+pub(crate) fn ask(api: &Path) -> Result<Answer, String> {
+    let asked = crate::http::ask_blocking(api, hyper::Method::GET, "/v1/machine", None, ANSWER);
+    match asked.map_err(|e| e.to_string())? {
+        (200, body) => serde_json::from_slice(&body).map_err(|e| format!("the Machine API's answer is not understood: {e}")),
+        (status, _) => Err(format!("the Machine API answered {status}")),
+    }
+}
+
+/// Judges one look.
+pub(crate) fn judge(expected: &Expected, seen: &Seen) -> Verdict {
+    let unit = &seen.unit;
+    let crashes = unit.restarts.saturating_sub(expected.restarts_before);
+    let ended = match unit.exit_code.as_str() {
+        "1" => format!("exited with status {}", unit.exit_status),
+        "2" | "3" => format!("was killed by signal {}", unit.exit_status),
+        _ => format!("ended ({})", unit.result),
+    };
+    if unit.active == "failed" {
+        return Verdict::Crashed(format!("{SERVICE} {ended} and systemd does not start it again ({})", unit.result));
+    }
+    if crashes >= MOST_CRASHES {
+        return Verdict::Crashed(format!("{SERVICE} {ended}, {crashes} times"));
+    }
+    if unit.active != "active" {
+        let text = if crashes > 0 { format!("{SERVICE} {ended}, and is {}", unit.active) } else { state(unit) };
+        return Verdict::NotYet(text);
+    }
+    if seen.executable != Some(expected.executable) {
+        return Verdict::NotYet(format!("process {} does not run the installed executable", unit.main_pid));
+    }
+    let answer = match &seen.answer {
+        Ok(answer) => answer,
+        Err(why) => return Verdict::NotYet(why.clone()),
+    };
+    if answer.pid != unit.main_pid {
+        return Verdict::NotYet(format!("process {} answers, and {SERVICE} is process {}", answer.pid, unit.main_pid));
+    }
+    if answer.version != expected.version.to_string() {
+        return Verdict::WrongVersion(format!("{} answers, not {}", answer.version, expected.version));
+    }
+    if !answer.ready {
+        return Verdict::NotYet(format!("it is not ready: {}", answer.problems.join("; ")));
+    }
+    Verdict::Ready { pid: answer.pid, restarts: unit.restarts }
+}
+
+fn state(unit: &Unit) -> String {
+    format!("{SERVICE} is {} ({})", unit.active, unit.sub)
+}
+
+/// The target was observed to run, ready, and to stay so.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Confirmed {
+    /// Its process.
+    pub(crate) pid: u32,
+}
+
+/// Why it was not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NotConfirmed {
+    /// `not_ready`, `crashed`, `wrong_version`, `unstable`, `unknown`.
+    pub(crate) reason: &'static str,
+    /// What was observed.
+    pub(crate) observed: String,
+}
+
+/// Looks until it is ready, to a deadline; then watches that it stays so for the window. `first` is told of the first
+/// complete observation.
+pub(crate) fn confirm(
+    host: &Host,
+    systemd: Systemd,
+    expected: &Expected,
+    deadline: Duration,
+    window: Duration,
+    first: &mut dyn FnMut(u32, Timestamp),
+) -> Result<Confirmed, NotConfirmed> {
+    let (pid, restarts) = first_ready(host, systemd, expected, deadline)?;
+    first(pid, Timestamp::now());
+    let watched = Instant::now();
+    loop {
+        let left = window.saturating_sub(watched.elapsed());
+        if left.is_zero() {
+            return Ok(Confirmed { pid });
+        }
+        std::thread::sleep(left.min(WATCH));
+        let seen = look(host, systemd).map_err(unknown)?;
+        match judge(expected, &seen) {
+            Verdict::Ready { pid: now, restarts: r } if now == pid && r == restarts => {}
+            Verdict::Ready { pid: now, .. } => {
+                let observed = format!("process {pid} was ready and is gone; process {now} runs now");
+                return Err(NotConfirmed { reason: "unstable", observed });
+            }
+            Verdict::NotYet(why) | Verdict::Crashed(why) | Verdict::WrongVersion(why) => {
+                let after = watched.elapsed().as_secs_f32();
+                let observed = format!("process {pid} was ready, and {after:.1} s later: {why}");
+                return Err(NotConfirmed { reason: "unstable", observed });
+            }
+        }
+    }
+}
+
+fn first_ready(
+    host: &Host,
+    systemd: Systemd,
+    expected: &Expected,
+    deadline: Duration,
+) -> Result<(u32, u32), NotConfirmed> {
+    let started = Instant::now();
+    let mut expected = *expected;
+    loop {
+        let seen = look(host, systemd).map_err(unknown)?;
+        // A start on request counts anew; until its job has run, the old count is still there.
+        expected.restarts_before = expected.restarts_before.min(seen.unit.restarts);
+        let verdict = judge(&expected, &seen);
+        let late = started.elapsed() >= deadline;
+        match verdict {
+            Verdict::Ready { pid, restarts } => return Ok((pid, restarts)),
+            Verdict::Crashed(observed) => return Err(NotConfirmed { reason: "crashed", observed }),
+            Verdict::WrongVersion(observed) if late => {
+                return Err(NotConfirmed { reason: "wrong_version", observed });
+            }
+            Verdict::NotYet(observed) if late => {
+                let observed = format!("not ready within {} s: {observed}", deadline.as_secs());
+                return Err(NotConfirmed { reason: "not_ready", observed });
+            }
+            Verdict::WrongVersion(_) | Verdict::NotYet(_) => std::thread::sleep(LOOK),
+        }
+    }
+}
+
+fn unknown(observed: String) -> NotConfirmed {
+    NotConfirmed { reason: "unknown", observed: format!("systemd can't be asked: {observed}") }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_verdict_is_a_table() {
+        let own = Inode::of(Path::new("/proc/self/exe")).unwrap();
+        let other = Inode::of(Path::new("/proc/self/status")).unwrap();
+        let expected = Expected { version: "1.5.0".parse().unwrap(), executable: own, restarts_before: 4 };
+        let unit = |active: &str, restarts| Unit {
+            active: active.into(),
+            main_pid: 7,
+            restarts,
+            exit_code: "1".into(),
+            exit_status: "42".into(),
+            result: "exit-code".into(),
+            ..Unit::default()
+        };
+        let answer = |version: &str, pid, ready| {
+            Ok(Answer { version: version.into(), pid, ready, problems: vec!["the disk is full".into()] })
+        };
+        let silent = || Err("refused".to_owned());
+        let seen = |unit, executable, answer| Seen { unit, executable, answer };
+        let verdict = |seen: Seen| match judge(&expected, &seen) {
+            Verdict::Ready { .. } => "ready".to_owned(),
+            Verdict::NotYet(why) => format!("not yet: {why}"),
+            Verdict::Crashed(why) => format!("crashed: {why}"),
+            Verdict::WrongVersion(why) => format!("wrong: {why}"),
+        };
+        let good = answer("1.5.0", 7, true);
+        for (seen, expected) in [
+            (seen(unit("active", 4), Some(own), good.clone()), "ready"),
+            (seen(unit("active", 6), Some(own), good.clone()), "ready"),
+            (seen(unit("active", 4), Some(other), good.clone()), "not yet: process 7 does not run"),
+            (seen(unit("active", 4), None, good.clone()), "not yet: process 7 does not run"),
+            (seen(unit("active", 4), Some(own), silent()), "not yet: refused"),
+            (seen(unit("active", 4), Some(own), answer("1.5.0", 8, true)), "not yet: process 8 answers"),
+            (seen(unit("active", 4), Some(own), answer("1.4.0", 7, true)), "wrong: 1.4.0 answers"),
+            (seen(unit("active", 4), Some(own), answer("1.5.0", 7, false)), "not yet: it is not ready: the disk"),
+            (seen(unit("activating", 4), None, silent()), "not yet: ployz.service is activating"),
+            (seen(unit("activating", 5), None, silent()), "not yet: ployz.service exited with status 42"),
+            (seen(unit("activating", 7), None, silent()), "crashed: ployz.service exited with status 42, 3 times"),
+            (seen(unit("failed", 4), None, silent()), "crashed: ployz.service exited with status 42 and"),
+            (seen(unit("inactive", 4), None, silent()), "not yet: ployz.service is inactive"),
+        ] {
+            let verdict = verdict(seen);
+            assert!(verdict.starts_with(expected), "{verdict} / {expected}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Restart: only what runs a replaced executable or whose unit changed. Sockets stay open.
+
+use std::path::PathBuf;
+
+use super::activation::Activated;
+use super::admission::Admission;
+use super::installed::Inode;
+use super::units::kept_running;
+use crate::command::CommandError;
+use crate::systemd::{Systemd, Unit};
+
+/// What a restart did.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Restarted {
+    /// Services that were started or restarted.
+    pub(crate) services: Vec<String>,
+    /// Sockets that had to be closed and opened again: for a moment connections were refused there.
+    pub(crate) sockets: Vec<String>,
+    /// Automatic restarts that the daemon's service had before.
+    pub(crate) restarts_before: u32,
+}
+
+/// What has to be done for one socket and its service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Need {
+    socket: bool,
+    service: bool,
+}
+
+/// Starts what is down and restarts what is stale; jobs of services are queued, confirmation waits for them.
+pub(crate) fn restart(
+    systemd: Systemd,
+    activated: &Activated,
+    _admission: &Admission,
+) -> Result<Restarted, CommandError> {
+    let (sockets, services) = kept_running(&activated.units);
+    let mut restarted = Restarted::default();
+    let service_states = systemd.show(&services)?;
+    let socket_states = systemd.show(&sockets)?;
+    for (service, state) in services.iter().zip(&service_states) {
+        let socket = service.replace(".service", ".socket");
+        let held = sockets.iter().position(|name| *name == socket).map(|at| (sockets[at], &socket_states[at]));
+        let running = Inode::of(&PathBuf::from(format!("/proc/{}/exe", state.main_pid))).ok();
+        let need = Need {
+            socket: held.is_some_and(|(name, state)| {
+                state.active != "active" || activated.changed_units.iter().any(|changed| changed == name)
+            }),
+            service: state.active != "active"
+                || running != Some(activated.executable)
+                || activated.changed_units.iter().any(|changed| changed == service),
+        };
+        if *service == super::units::SERVICE {
+            restarted.restarts_before = state.restarts;
+        }
+        if let Some((name, socket_state)) = held.filter(|_| need.socket) {
+            reopen(systemd, name, socket_state, service)?;
+            restarted.sockets.push(name.to_owned());
+        }
+        if need.service || need.socket {
+            if state.active == "failed" {
+                systemd.reset_failed(&[service])?;
+            }
+            systemd.queue_restart(service)?;
+            restarted.services.push((*service).to_owned());
+        }
+    }
+    Ok(restarted)
+}
+
+/// Opens a socket that is closed or changed. Restarting it under its active service would leave it dead, so both are
+/// stopped in one transaction first.
+fn reopen(systemd: Systemd, socket: &str, state: &Unit, service: &str) -> Result<(), CommandError> {
+    if state.active != "inactive" || state.load != "loaded" {
+        systemd.stop(&[socket, service])?;
+    } else {
+        systemd.stop(&[service])?;
+    }
+    if state.active == "failed" {
+        systemd.reset_failed(&[socket])?;
+    }
+    systemd.start(&[socket])
+}

@@ -1,0 +1,132 @@
+//! Private staging: the archive of an attempt, and the copy that an installer runs from, so that its own executable
+//! survives what it replaces.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::admission::Admission;
+use crate::durable::{create_new, make_dir, random_hex, seal, sha256};
+use crate::host::{Account, Host};
+
+/// The staging directory of one attempt; gone when this value is.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    dir: PathBuf,
+    next: PathBuf,
+}
+
+impl Staging {
+    /// Makes it, after sweeping what earlier attempts left.
+    pub(crate) fn make(host: &Host, admission: &Admission) -> io::Result<Self> {
+        sweep(host, admission);
+        make_dir(&host.lib(), 0o755)?;
+        make_dir(&host.staging(), 0o755)?;
+        let dir = host.staging().join(admission.attempt());
+        // Others may pass, nobody may look: systemd-analyze and the staged binary run as who they are.
+        make_dir(&dir, 0o711)?;
+        Ok(Self { dir, next: host.next(admission.attempt()) })
+    }
+
+    /// A file or directory in it.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Where the next executable is extracted to: beside the current one.
+    pub(crate) fn next(&self) -> &Path {
+        &self.next
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // What a crash leaves here instead is swept by the next attempt.
+        let _ = std::fs::remove_dir_all(&self.dir);
+        let _ = std::fs::remove_file(&self.next);
+    }
+}
+
+/// Removes what other attempts left: under admission nobody else has an attempt. A copy that a living process runs
+/// from stays; what bootstraps staged is theirs.
+fn sweep(host: &Host, admission: &Admission) {
+    let own = admission.attempt();
+    for entry in std::fs::read_dir(host.staging()).into_iter().flatten().flatten() {
+        if entry.file_name() != own {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+    for entry in std::fs::read_dir(host.own_copies()).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|n| n.split('.').next());
+        if !pid.is_some_and(|pid| Path::new("/proc").join(pid).exists()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+    for entry in std::fs::read_dir(host.bin()).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let left = name.to_str().and_then(|n| n.strip_prefix(".ployzd."));
+        if left.is_some_and(|attempt| attempt != own) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// What this process runs from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RunsFrom {
+    /// `/usr/local/bin`: what it is about to replace, or to keep.
+    Installation,
+    /// A copy of its own, in this directory, or unlinked already.
+    OwnCopy(PathBuf),
+    /// Anywhere else: a bootstrap's staging, a download.
+    Elsewhere,
+}
+
+/// Where this process's executable is.
+pub(crate) fn runs_from(host: &Host) -> io::Result<RunsFrom> {
+    let path = std::fs::read_link("/proc/self/exe")?;
+    if let Some(dir) = path.parent().filter(|dir| dir.parent() == Some(&host.own_copies())) {
+        return Ok(RunsFrom::OwnCopy(dir.to_owned()));
+    }
+    // Not by name alone: a hard link or a bind mount is the same file under another name.
+    let own = super::installed::Inode::of(Path::new("/proc/self/exe"))?;
+    let same = |path: &Path| super::installed::Inode::of(path).is_ok_and(|inode| inode == own);
+    let installed = path.parent() == Some(&host.bin()) || same(&host.installed()) || same(&host.previous());
+    Ok(if installed { RunsFrom::Installation } else { RunsFrom::Elsewhere })
+}
+
+/// Copies this process's executable into private staging, checks that the copy is byte for byte what is running, and
+/// becomes it: same process, same arguments. Returns only when that did not work.
+pub(crate) fn become_own_copy(host: &Host, environment: &[(&str, &str)]) -> io::Error {
+    let copied = || -> io::Result<PathBuf> {
+        make_dir(&host.lib(), 0o755)?;
+        make_dir(&host.own_copies(), 0o755)?;
+        let dir = host.own_copies().join(format!("{}.{}", std::process::id(), random_hex(4)?));
+        make_dir(&dir, 0o700)?;
+        let path = dir.join("ployzd");
+        let mut copy = create_new(&path)?;
+        io::copy(&mut File::open("/proc/self/exe")?, &mut copy)?;
+        seal(host, &copy, 0o755, Account { uid: 0, gid: 0 })?;
+        drop(copy);
+        if sha256(File::open(&path)?)? != sha256(File::open("/proc/self/exe")?)? {
+            return Err(io::Error::other("the copy differs from what is running"));
+        }
+        Ok(path)
+    };
+    match copied() {
+        Ok(path) => {
+            let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+            Command::new(path).args(arguments).envs(environment.iter().copied()).exec()
+        }
+        Err(e) => e,
+    }
+}
+
+/// The first act of a process that runs from its own copy: nothing is left behind, however it ends.
+pub(crate) fn unlink_own_copy(dir: &Path) {
+    let _ = std::fs::remove_dir_all(dir);
+}

@@ -1,0 +1,199 @@
+//! The state of a Machine as it can be seen from here: disk, process and API, each read by itself, and where they
+//! differ.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::admission::{self, Observed};
+use super::attempt::{self, Entry, State};
+use super::installed::{Inode, Installed, Inventory, on_disk};
+use super::units::SERVICE;
+use crate::host::Host;
+use crate::systemd::Systemd;
+
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// What is in the place of the current release.
+#[derive(Debug, Clone, Serialize)]
+pub struct OnDisk {
+    /// Its digest.
+    pub sha256: String,
+    /// What the installer wrote of exactly this file; none after a change by hand or a crash.
+    pub described: Option<Installed>,
+}
+
+/// What systemd and `/proc` say of the daemon.
+#[derive(Debug, Clone, Serialize)]
+pub struct Process {
+    /// `active`, `failed`, `inactive`…
+    pub state: String,
+    /// The main process.
+    pub pid: Option<u32>,
+    /// When it started, as systemd prints it.
+    pub since: String,
+    /// Whether it runs the installed file; unknown to those who may not look.
+    pub runs_installed: Option<bool>,
+    /// Automatic restarts.
+    pub restarts: u32,
+    /// How the last one ended, when none runs.
+    pub result: String,
+}
+
+/// A Machine as it was seen at one moment. What could not be seen is an error text, never a guess.
+#[derive(Debug, Serialize)]
+pub struct Status {
+    /// Of the format.
+    pub schema: u32,
+    /// The host's name.
+    pub host: String,
+    /// The file in place.
+    pub installed: Result<Option<OnDisk>, String>,
+    /// The daemon's process.
+    pub process: Result<Process, String>,
+    /// What the Machine API answered.
+    pub api: Result<Value, String>,
+    /// The retained binary.
+    pub previous: Option<Installed>,
+    /// Whether the retained binary is there.
+    pub previous_present: bool,
+    /// Who may change the Machine now.
+    pub admission: Observed,
+    /// The newest attempt and its derived state.
+    pub last: Result<Option<(Value, State)>, String>,
+    /// Where these differ, or what is wrong with them.
+    pub findings: Vec<String>,
+    /// What this user could not see.
+    pub unknown: Vec<String>,
+}
+
+/// Looks, and changes nothing: a daemon that an operator stopped is not started by it.
+pub fn status(host: &Host) -> Status {
+    let (inventory, damage) = Inventory::read(host);
+    let file = on_disk(&host.installed());
+    let process = look_at_process(host, file.as_ref().ok().and_then(|f| f.as_ref().map(|(inode, _)| *inode)));
+    let api = match &process {
+        Ok(process) if process.state == "active" => ask(host),
+        Ok(process) => Err(format!("not asked: {SERVICE} is {}", process.state)),
+        Err(e) => Err(format!("not asked, since it might start a daemon that was stopped: {e}")),
+    };
+    let installed = file.map_err(|e| format!("reading {:?}: {e}", host.installed())).map(|found| {
+        found.map(|(_, sha256)| OnDisk { described: inventory.describes(&sha256).cloned(), sha256 })
+    });
+    let last = match attempt::latest(host) {
+        Ok(found) => Ok(found.map(|(entry, state)| match entry {
+            Entry::Record(record) => (serde_json::to_value(record).unwrap_or_default(), state),
+            Entry::Newer(value) => (Value::Object(value), state),
+        })),
+        Err(e) => Err(e.to_string()),
+    };
+    let mut status = Status {
+        schema: 1,
+        host: host.name(),
+        installed,
+        process,
+        api,
+        previous: inventory.previous,
+        previous_present: host.previous().exists(),
+        admission: admission::observe(host),
+        last,
+        findings: damage.into_iter().collect(),
+        unknown: Vec::new(),
+    };
+    judge(&mut status);
+    status
+}
+
+fn look_at_process(host: &Host, installed: Option<Inode>) -> Result<Process, String> {
+    if !host.systemd_runs() {
+        return Err("systemd is not PID 1 here".into());
+    }
+    let shown = Systemd::new(DEADLINE).show(&[SERVICE]).map_err(|e| e.to_string())?;
+    let Some(unit) = shown.into_iter().next() else { return Err("systemd said nothing".into()) };
+    let running = Inode::of(&PathBuf::from(format!("/proc/{}/exe", unit.main_pid))).ok();
+    let state = if unit.load == "not-found" { "not installed".to_owned() } else { unit.active };
+    Ok(Process {
+        state,
+        pid: (unit.main_pid != 0).then_some(unit.main_pid),
+        since: unit.since,
+        runs_installed: running.map(|running| Some(running) == installed),
+        restarts: unit.restarts,
+        result: unit.result,
+    })
+}
+
+fn ask(host: &Host) -> Result<Value, String> {
+    let asked = crate::http::ask_blocking(&host.api(), hyper::Method::GET, "/v1/machine", None, DEADLINE);
+    match asked {
+        Ok((200, body)) => serde_json::from_slice(&body).map_err(|e| format!("the answer is not understood: {e}")),
+        Ok((status, _)) => Err(format!("the Machine API answered {status}")),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+/// Says where the three views differ. Works on the values alone.
+fn judge(status: &mut Status) {
+    let (findings, unknown) = (&mut status.findings, &mut status.unknown);
+    let mut installed_version = None;
+    match &status.installed {
+        Ok(None) => findings.push("nothing is installed".into()),
+        Ok(Some(OnDisk { described: None, sha256 })) => {
+            findings.push(format!("the installed file ({}…) is not what installed.json describes", &sha256[..8]));
+        }
+        Ok(Some(OnDisk { described: Some(described), .. })) => {
+            installed_version = Some(described.version.to_string());
+            if !described.confirmed {
+                findings.push(format!("{} was installed and never confirmed", described.version));
+            }
+        }
+        Err(e) => unknown.push(e.clone()),
+    }
+    match &status.process {
+        Ok(process) if process.state != "active" => findings.push(format!("the daemon is {}", process.state)),
+        Ok(Process { runs_installed: Some(false), pid: Some(pid), .. }) => {
+            findings.push(format!("process {pid} does not run the installed file"));
+        }
+        // Another user's process can't be looked into; the digest that it reports is compared below.
+        Ok(_) => {}
+        Err(e) => unknown.push(e.clone()),
+    }
+    match (&status.api, &status.process) {
+        (Ok(api), _) => {
+            let text = |field: &str| api.get(field).and_then(Value::as_str).map(str::to_owned);
+            if let (Some(runs), Some(installed)) = (text("version"), &installed_version) {
+                if runs != *installed {
+                    findings.push(format!("{runs} is running, and {installed} is installed"));
+                }
+            }
+            if let (Some(digest), Ok(Some(on_disk))) = (text("executable_sha256"), &status.installed) {
+                if digest != on_disk.sha256 {
+                    findings.push("the running executable is not the installed file".into());
+                }
+            }
+            for problem in api.get("problems").and_then(Value::as_array).into_iter().flatten() {
+                findings.push(problem.as_str().unwrap_or("a problem without a text").to_owned());
+            }
+        }
+        (Err(e), Ok(process)) if process.state == "active" => unknown.push(e.clone()),
+        _ => {}
+    }
+    match &status.last {
+        Ok(Some((record, state))) => {
+            let stage = record.get("stage").and_then(Value::as_str).unwrap_or("an unknown stage");
+            match state {
+                State::Interrupted { evidence } => {
+                    findings.push(format!("the last attempt was interrupted at {stage}: {evidence}"));
+                }
+                State::Unknown { why } => unknown.push(format!("whether the last attempt still runs: {why}")),
+                State::Running | State::Ended => {}
+            }
+        }
+        Ok(None) => {}
+        Err(e) => unknown.push(e.clone()),
+    }
+    if let Observed::Unknown { why } = &status.admission {
+        unknown.push(format!("who has admission: {why}"));
+    }
+}

@@ -1,0 +1,181 @@
+//! The units that a release brings: what this release ships, what a staged release says it ships, and what is on disk.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::admission::Admission;
+use crate::command::Run;
+use crate::durable::{make_dir, read_bounded, sync_parent, write_whole};
+use crate::host::{Account, Host};
+use crate::interrupt::Interrupt;
+use crate::systemd::Systemd;
+
+/// The service that runs the daemon.
+pub(crate) const SERVICE: &str = "ployz.service";
+/// The executable that shipped units start.
+pub(crate) const EXECUTABLE: &str = "/usr/local/bin/ployzd";
+/// The account declarations of this release.
+pub(crate) const SYSUSERS: &str = include_str!("../../hardening/sysusers.conf");
+
+const MOST_UNITS: usize = 32;
+const MOST_UNIT: usize = 32 * 1024;
+
+/// A unit file, and what a first installation does with it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unit {
+    /// `ployz*.service` or `ployz*.socket`.
+    pub name: String,
+    /// The whole file.
+    pub content: String,
+    /// Whether a first installation enables it.
+    pub enable: bool,
+    /// Whether it is started, and kept running over an upgrade.
+    pub start: bool,
+}
+
+/// The units of this release, sockets before the services that they start.
+pub fn shipped() -> Vec<Unit> {
+    let unit = |name: &str, content: &str| Unit { name: name.into(), content: content.into(), enable: true, start: true };
+    vec![
+        unit("ployz.socket", include_str!("../../hardening/ployz.socket")),
+        unit(SERVICE, include_str!("../../hardening/ployz.service")),
+    ]
+}
+
+/// Asks a staged binary for its units, unprivileged and bounded. `None` when it is too old to answer.
+pub(crate) fn ask(
+    host: &Host,
+    binary: &Path,
+    deadline: Duration,
+    interrupt: &Interrupt,
+) -> Result<Option<Vec<Unit>>, String> {
+    let target = [Path::new("confine"), Path::new("--"), binary, Path::new("units"), Path::new("--json")];
+    let run = Run::new(host.program(), deadline).args(target).account(host.untrusted()).contained();
+    let ended = match run.most_output(MOST_UNITS * MOST_UNIT).interrupt(interrupt).run() {
+        Ok(ended) if ended.status.success() => ended,
+        Ok(_) => return Ok(None),
+        Err(e) => return Err(format!("asking the new binary for its units: {e}")),
+    };
+    read(&ended.stdout).map(Some)
+}
+
+/// Reads and checks what a binary says of its units.
+fn read(text: &[u8]) -> Result<Vec<Unit>, String> {
+    let units: Vec<Unit> =
+        serde_json::from_slice(text).map_err(|e| format!("what the new binary says of its units is not understood: {e}"))?;
+    if units.is_empty() || units.len() > MOST_UNITS {
+        return Err(format!("the new binary brings {} units", units.len()));
+    }
+    let mut names = BTreeSet::new();
+    for unit in &units {
+        let stem = unit.name.strip_suffix(".service").or_else(|| unit.name.strip_suffix(".socket"));
+        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'@';
+        if !stem.is_some_and(|s| s.starts_with("ployz") && s.len() <= 64 && s.bytes().all(plain)) {
+            let shown: String = unit.name.chars().take(80).collect();
+            return Err(format!("the new binary brings a unit named {shown:?}"));
+        }
+        if unit.content.len() > MOST_UNIT || unit.content.contains('\0') {
+            return Err(format!("{} of the new binary is too long or not text", unit.name));
+        }
+        if !names.insert(&unit.name) {
+            return Err(format!("the new binary brings {} twice", unit.name));
+        }
+    }
+    Ok(units)
+}
+
+/// Has systemd look at all units together, with the staged binary in the place of the installed one. Any line that
+/// names one of them refuses.
+pub(crate) fn verify(systemd: Systemd, dir: &Path, binary: &Path, units: &[Unit]) -> Result<(), Vec<String>> {
+    let io = |e: std::io::Error| vec![format!("staging the units in {dir:?}: {e}")];
+    make_dir(dir, 0o755).map_err(io)?;
+    let staged = binary.to_string_lossy();
+    let mut files: Vec<PathBuf> = Vec::new();
+    for unit in units {
+        let path = dir.join(&unit.name);
+        std::fs::write(&path, unit.content.replace(EXECUTABLE, &staged)).map_err(io)?;
+        files.push(path);
+    }
+    let arguments: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
+    let lines = systemd.verify(&arguments).map_err(|e| vec![format!("verifying the new units: {e}")])?;
+    let named = |line: &String| units.iter().any(|unit| line.contains(&unit.name));
+    let problems: Vec<String> = lines.into_iter().filter(named).collect();
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+/// The users and groups that units name and that do not exist: `user ployz`, `group ployz-admission`.
+pub(crate) fn missing_accounts(host: &Host, units: &[Unit]) -> Vec<String> {
+    let mut missing = BTreeSet::new();
+    for (key, value) in units.iter().flat_map(|unit| unit.content.lines()).filter_map(|line| line.split_once('=')) {
+        for name in value.split_whitespace() {
+            match key {
+                "User" if host.account(name).is_none() => missing.insert(format!("user {name}")),
+                "Group" | "SupplementaryGroups" | "SocketGroup" if host.group(name).is_none() => {
+                    missing.insert(format!("group {name}"))
+                }
+                "SocketUser" if host.account(name).is_none() => missing.insert(format!("user {name}")),
+                _ => false,
+            };
+        }
+    }
+    missing.into_iter().collect()
+}
+
+/// The units whose file on disk is not this.
+pub(crate) fn differing<'a>(host: &Host, units: &'a [Unit]) -> Vec<&'a Unit> {
+    let same = |unit: &&Unit| {
+        read_bounded(&host.unit(&unit.name), MOST_UNIT).is_ok_and(|on_disk| on_disk == unit.content.as_bytes())
+    };
+    units.iter().filter(|unit| !same(unit)).collect()
+}
+
+/// Writes one unit file whole.
+pub(crate) fn write(host: &Host, unit: &Unit, _admission: &Admission) -> std::io::Result<()> {
+    make_dir(&host.units(), 0o755)?;
+    write_whole(host, &host.unit(&unit.name), unit.content.as_bytes(), 0o644, Account { uid: 0, gid: 0 })
+}
+
+/// Enables units without a running systemd: the links that `systemctl enable` would make.
+pub(crate) fn enable_offline(host: &Host, units: &[&Unit], _admission: &Admission) -> std::io::Result<()> {
+    for unit in units {
+        let wanted_by = unit.content.lines().filter_map(|line| line.strip_prefix("WantedBy="));
+        for target in wanted_by.flat_map(str::split_whitespace) {
+            let wants = host.admin_units().join(format!("{target}.wants"));
+            make_dir(&wants, 0o755)?;
+            let link = wants.join(&unit.name);
+            match std::os::unix::fs::symlink(Path::new("/usr/local/lib/systemd/system").join(&unit.name), &link) {
+                Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
+                _ => sync_parent(&link)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The names of the units that are sockets, and of those that are services, without templates.
+pub(crate) fn kept_running(units: &[Unit]) -> (Vec<&str>, Vec<&str>) {
+    let names = units.iter().filter(|unit| unit.start && !unit.name.contains('@')).map(|unit| unit.name.as_str());
+    names.partition(|name| Path::new(name).extension().is_some_and(|e| e == "socket"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_a_binary_says_of_its_units_is_checked() {
+        let unit = |name: &str| serde_json::json!({"name": name, "content": "[Unit]\n", "enable": true, "start": true});
+        let said = |units: serde_json::Value| read(units.to_string().as_bytes());
+        assert_eq!(read(&serde_json::to_vec(&shipped()).unwrap()).unwrap(), shipped());
+        for bad in ["ssh.service", "../ployz.service", "ployz.timer", "ployz/x.service", "ployz.service.d", "Ployz.service"] {
+            assert!(said(serde_json::json!([unit(bad)])).is_err(), "{bad}");
+        }
+        assert!(said(serde_json::json!([])).is_err());
+        assert!(said(serde_json::json!([unit("ployz.service"), unit("ployz.service")])).is_err());
+        assert!(said(serde_json::json!([{"name": "ployz.service"}])).is_err());
+    }
+}
