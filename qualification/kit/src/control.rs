@@ -33,34 +33,54 @@ const LONGEST: usize = 1 << 20;
 /// A request at the control socket may take this long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Reads a rules file. One that is not there holds no rules.
-pub(crate) fn read_rules(path: &Path) -> io::Result<Vec<Rule>> {
+/// A rules file, and what it held when it was last looked at.
+pub(crate) struct RulesFile {
+    path: PathBuf,
+    held: Option<Vec<u8>>,
+}
+
+impl RulesFile {
+    /// Reads a rules file for the first time. One that is not there holds no rules.
+    pub(crate) fn open(path: PathBuf) -> io::Result<(Self, Vec<Rule>)> {
+        let held = read(&path)?;
+        let rules = parse(held.as_deref())?;
+        Ok((Self { path, held }, rules))
+    }
+
+    /// Applies the file again whenever its content changes; a bad one is reported and leaves the rules as they
+    /// are.
+    pub(crate) async fn follow(mut self, shared: Arc<Shared>, notice: fn(&str)) {
+        loop {
+            tokio::time::sleep(GLANCE).await;
+            let Ok(current) = read(&self.path) else { continue };
+            if current == self.held {
+                continue;
+            }
+            self.held = current;
+            let path = self.path.display();
+            match parse(self.held.as_deref()) {
+                Ok(rules) => {
+                    notice(&format!("{path} was read again, rules: {}", rules.len()));
+                    shared.rules.replace(rules);
+                }
+                Err(problem) => {
+                    notice(&format!("{path} can't be read, the rules stay as they were: {problem}"));
+                }
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::other),
-        Err(problem) if problem.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(problem) if problem.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(problem) => Err(problem),
     }
 }
 
-/// Applies a rules file again whenever its content changes; a bad one is reported and leaves the rules as
-/// they are.
-pub(crate) async fn follow(path: PathBuf, shared: Arc<Shared>, notice: fn(&str)) {
-    let mut known = fs::read(&path).ok();
-    loop {
-        tokio::time::sleep(GLANCE).await;
-        let current = fs::read(&path).ok();
-        if current == known {
-            continue;
-        }
-        known = current;
-        match read_rules(&path) {
-            Ok(rules) => {
-                notice(&format!("{} was read again, rules: {}", path.display(), rules.len()));
-                shared.rules.replace(rules);
-            }
-            Err(problem) => notice(&format!("{} is left as it was: {problem}", path.display())),
-        }
-    }
+fn parse(held: Option<&[u8]>) -> io::Result<Vec<Rule>> {
+    held.map_or(Ok(Vec::new()), |bytes| serde_json::from_slice(bytes).map_err(io::Error::other))
 }
 
 /// Binds the control socket. One that nobody listens to any more is replaced.

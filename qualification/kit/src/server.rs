@@ -13,7 +13,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::certificates::{Ca, Kind};
 use crate::connection::{Shared, serve};
-use crate::control;
+use crate::control::{self, RulesFile};
 use crate::log::{Event, Log, Record};
 use crate::rule::Rule;
 use crate::rules::Rules;
@@ -120,12 +120,15 @@ impl Server {
         };
         let log = Log::to_file(log.as_deref()).map_err(|problem| doing("opening the log", &problem))?;
         let shared = Arc::new(Shared { root, rules: Rules::default(), log });
-        if let Some(path) = &rules {
-            let read = control::read_rules(path);
-            shared
-                .rules
-                .replace(read.map_err(|problem| doing(format!("reading {}", path.display()), &problem))?);
-        }
+        let rules = match rules {
+            Some(path) => {
+                let what = format!("reading {}", path.display());
+                let (file, rules) = RulesFile::open(path).map_err(|problem| doing(what, &problem))?;
+                shared.rules.replace(rules);
+                Some(file)
+            }
+            None => None,
+        };
         let listener =
             TcpListener::bind(listen).map_err(|problem| doing(format!("listening on {listen}"), &problem))?;
         listener.set_nonblocking(true)?;
@@ -139,7 +142,7 @@ impl Server {
             runtime.block_on(async {
                 tokio::select! {
                     () = accept_all(listener, acceptor, Arc::clone(&serving)) => {}
-                    () = maybe(rules.map(|path| control::follow(path, Arc::clone(&serving), notice))) => {}
+                    () = maybe(rules.map(|file| file.follow(Arc::clone(&serving), notice))) => {}
                     () = maybe(controller.map(|socket| control::serve(socket, Arc::clone(&serving)))) => {}
                     _ = stopped => {}
                 }
