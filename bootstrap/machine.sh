@@ -54,7 +54,7 @@ tools() {
 	! have curl || return 0
 	# By path: busybox sh has its own.
 	client=/usr/bin/wget
-	have $client || die "no curl or wget: install curl"
+	[ -x $client ] || die "no curl or wget: install curl"
 	case $($client --version 2>&1) in 'GNU Wget 1.'*) ;; *) die "this wget may not verify TLS: install curl" ;; esac
 }
 

@@ -184,7 +184,8 @@ impl<'a> Run<'a> {
             // Whatever the child leaves behind becomes ours to end.
             let _ = nix::sys::prctl::set_child_subreaper(true);
         }
-        let mut child = self.start().map_err(|source| CommandError::Start { program: program.clone(), source })?;
+        let mut child =
+            self.start().map_err(|source| CommandError::Start { program: program.clone(), source })?;
         let result = self.follow(&mut child, stall, sink, &program);
         end(&mut child, self.contained);
         let (status, stderr) = result?;
@@ -200,7 +201,12 @@ impl<'a> Run<'a> {
         let mut command = std::process::Command::new(&self.program);
         command.args(&self.arguments).env_clear().env("PATH", PATH).env("LC_ALL", "C.UTF-8");
         // Pipes only: an image that is being built may have no /dev/null.
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).current_dir("/").process_group(0);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .current_dir("/")
+            .process_group(0);
         if let Some(account) = self.account {
             command.uid(account.uid).gid(account.gid);
         }
@@ -218,7 +224,8 @@ impl<'a> Run<'a> {
         program: &str,
     ) -> Result<(ExitStatus, String), CommandError> {
         let stream = |source: io::Error| CommandError::Stream { program: program.to_owned(), source };
-        let (mut stdin, mut stdout, mut stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (mut stdin, mut stdout, mut stderr) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take());
         for fd in [fd(&stdin), fd(&stdout), fd(&stderr)].into_iter().flatten() {
             fcntl(fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|e| stream(e.into()))?;
         }
@@ -354,7 +361,8 @@ fn children() -> Vec<u32> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
         // The command's name is in parentheses and may hold anything: the fields start after the last one.
-        let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
+        let parent =
+            stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
         if parent == Some(own) {
             found.push(pid);
         }

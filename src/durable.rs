@@ -35,7 +35,13 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 ///
 /// # Errors
 /// The system's; the temporary file is gone then.
-pub(crate) fn write_whole(host: &Host, path: &Path, content: &[u8], mode: u32, owner: Account) -> io::Result<()> {
+pub(crate) fn write_whole(
+    host: &Host,
+    path: &Path,
+    content: &[u8],
+    mode: u32,
+    owner: Account,
+) -> io::Result<()> {
     let name = path.file_name().ok_or_else(|| io::Error::other("a path without a file name"))?;
     let temporary = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), random_hex(6)?));
     let written = (|| {
@@ -56,7 +62,13 @@ pub(crate) fn write_whole(host: &Host, path: &Path, content: &[u8], mode: u32, o
 /// # Errors
 /// The system's; `AlreadyExists` for a name that is taken, a symbolic link included.
 pub(crate) fn create_new(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
 }
 
 /// Gives a written file its owner and mode and makes its content durable.

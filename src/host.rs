@@ -151,7 +151,9 @@ impl Host {
     /// The members that `/etc/group` lists for a group.
     pub fn members(&self, group: &str) -> Vec<String> {
         let listed = self.entry("etc/group", group).and_then(|mut fields| fields.nth(2));
-        listed.map(|names| names.split(',').filter(|n| !n.is_empty()).map(str::to_owned).collect()).unwrap_or_default()
+        listed
+            .map(|names| names.split(',').filter(|n| !n.is_empty()).map(str::to_owned).collect())
+            .unwrap_or_default()
     }
 
     /// The fields after the name on the line of `name`. Read directly: a static binary has no NSS.
@@ -166,8 +168,7 @@ impl Host {
     /// Who untrusted children run as: `ployz-fetch`, or nobody before that exists; `None` where uids can't be
     /// changed.
     pub fn untrusted(&self) -> Option<Account> {
-        self.privileged
-            .then(|| self.account("ployz-fetch").unwrap_or(Account { uid: NOBODY, gid: NOBODY }))
+        self.privileged.then(|| self.account("ployz-fetch").unwrap_or(Account { uid: NOBODY, gid: NOBODY }))
     }
 
     /// Sets owner and group of an open file, where this process may.
@@ -189,7 +190,10 @@ impl Host {
 
     /// The host's name.
     pub fn name(&self) -> String {
-        nix::unistd::gethostname().ok().and_then(|n| n.into_string().ok()).unwrap_or_else(|| "localhost".into())
+        nix::unistd::gethostname()
+            .ok()
+            .and_then(|n| n.into_string().ok())
+            .unwrap_or_else(|| "localhost".into())
     }
 
     /// What `/etc/os-release` calls the system: "Debian GNU/Linux 13 (trixie)".

@@ -39,8 +39,9 @@ pub(crate) async fn ask(
         let stream = UnixStream::connect(socket)
             .await
             .map_err(|source| AskError::Connect { socket: socket.to_owned(), source })?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| broken(e.into()))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| broken(e.into()))?;
         let bytes = body.map(|value| Bytes::from(value.to_string())).unwrap_or_default();
         let request = Request::builder()
             .method(method)

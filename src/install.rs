@@ -112,7 +112,12 @@ enum Source {
 ///
 /// # Errors
 /// A refusal: nothing was accepted, and nothing was changed.
-pub fn install(host: &Host, request: &Request, interrupt: &Interrupt, tell: Tell<'_>) -> Result<Record, Refusal> {
+pub fn install(
+    host: &Host,
+    request: &Request,
+    interrupt: &Interrupt,
+    tell: Tell<'_>,
+) -> Result<Record, Refusal> {
     let settings = ready_to_ask(host, request)?;
     let release = resolve(host, &settings, request, interrupt)?;
     let admission = admit(host, "install")?;
@@ -133,7 +138,8 @@ fn ready_to_ask(host: &Host, request: &Request) -> Result<Settings, Refusal> {
     match Settings::read(host) {
         Ok(settings) if problems.is_empty() => return Ok(settings),
         Ok(_) => {}
-        Err(e) => problems.push(Problem::new(e.to_string(), "correct the file, or remove it to use the published source")),
+        Err(e) => problems
+            .push(Problem::new(e.to_string(), "correct the file, or remove it to use the published source")),
     }
     Err(Refusal::Refused(problems))
 }
@@ -149,12 +155,15 @@ fn resolve(
     let (inventory, _) = Inventory::read(host);
     let installed = inventory.current.map(|current| current.version);
     let (version, requested) = match request.wanted {
-        Wanted::Exact(version) => (version, request.label.map_or(Requested::Exact(version), Requested::Channel)),
+        Wanted::Exact(version) => {
+            (version, request.label.map_or(Requested::Exact(version), Requested::Channel))
+        }
         Wanted::Itself => (request.own_version, Requested::Itself),
         Wanted::Channel(channel) => {
             let major = installed.unwrap_or(request.own_version).major;
             let url = settings.pointer_url(major, channel);
-            let pointer = fetch::fetch_small(host, settings, &url, 4096, interrupt).map_err(|e| unresolved(&e))?;
+            let pointer =
+                fetch::fetch_small(host, settings, &url, 4096, interrupt).map_err(|e| unresolved(&e))?;
             let version = release::read_pointer(channel, major, installed, &pointer)
                 .map_err(|e| Refusal::one(e.to_string(), "ask for an exact version: --version X.Y.Z"))?;
             (version, Requested::Channel(channel))
@@ -166,11 +175,14 @@ fn resolve(
     }
     let source = match (&request.local, request.wanted) {
         (_, Wanted::Itself) => Source::Itself,
-        (Some((archive, checksums)), _) => Source::Local { archive: archive.clone(), checksums: checksums.clone() },
+        (Some((archive, checksums)), _) => {
+            Source::Local { archive: archive.clone(), checksums: checksums.clone() }
+        }
         (None, _) => {
             let most = archive::MOST_CHECKSUMS;
             let url = settings.checksums_url(version);
-            let checksums = fetch::fetch_small(host, settings, &url, most, interrupt).map_err(|e| unresolved(&e))?;
+            let checksums =
+                fetch::fetch_small(host, settings, &url, most, interrupt).map_err(|e| unresolved(&e))?;
             Source::Published { checksums }
         }
     };
@@ -180,7 +192,9 @@ fn resolve(
 fn unresolved(error: &fetch::FetchError) -> Refusal {
     let help = match error {
         fetch::FetchError::NotFound { .. } => "there is no such release: ask for another version or channel",
-        fetch::FetchError::Unreachable { .. } => "the source can't be reached now: try again later, or use --archive",
+        fetch::FetchError::Unreachable { .. } => {
+            "the source can't be reached now: try again later, or use --archive"
+        }
         _ => "look at the source and proxy in /etc/ployz/install.json",
     };
     Refusal::one(error.to_string(), help)

@@ -81,6 +81,11 @@ impl Systemd {
         self.systemctl(["enable", "--quiet", "--"].iter().chain(units)).map(drop)
     }
 
+    /// Disables and stops units.
+    pub(crate) fn disable_now(self, units: &[&str]) -> Result<(), CommandError> {
+        self.systemctl(["disable", "--now", "--quiet", "--"].iter().chain(units)).map(drop)
+    }
+
     /// Starts units and waits for their jobs.
     pub(crate) fn start(self, units: &[&str]) -> Result<(), CommandError> {
         self.systemctl(["start", "--"].iter().chain(units)).map(drop)
@@ -121,7 +126,8 @@ fn parse(block: &str) -> Unit {
     for (key, value) in block.lines().filter_map(|line| line.split_once('=')) {
         values.entry(key).or_default().push(value);
     }
-    let one = |key: &str| values.get(key).and_then(|v| v.first()).map(|v| (*v).to_owned()).unwrap_or_default();
+    let one =
+        |key: &str| values.get(key).and_then(|v| v.first()).map(|v| (*v).to_owned()).unwrap_or_default();
     let all = |key: &str| values.get(key).cloned().unwrap_or_default();
     Unit {
         load: one("LoadState"),
@@ -138,7 +144,9 @@ fn parse(block: &str) -> Unit {
         // { path=/usr/local/bin/ployzd ; argv[]=/usr/local/bin/ployzd daemon ; … }
         exec_start: all("ExecStart")
             .iter()
-            .filter_map(|v| v.split_once("path=").and_then(|(_, rest)| rest.split(" ;").next()).map(str::to_owned))
+            .filter_map(|v| {
+                v.split_once("path=").and_then(|(_, rest)| rest.split(" ;").next()).map(str::to_owned)
+            })
             .collect(),
         needs_reload: one("NeedDaemonReload") == "yes",
         // /run/ployz/ployz.sock (Stream)

@@ -5,6 +5,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+#[path = "bootstrap/refusals.rs"]
+mod refusals;
+#[path = "bootstrap/signals.rs"]
+mod signals;
+#[path = "bootstrap/source.rs"]
+mod source;
+#[path = "bootstrap/truncation.rs"]
+mod truncation;
 #[path = "bootstrap/world.rs"]
 mod world;
 
@@ -14,7 +22,8 @@ use std::process::Command;
 use world::{SHELLS, World, enter, real, script};
 
 /// What must reach ployzd as it was typed.
-const AWKWARD: &[&str] = &["--group-user", "a  b", "", "*", "$HOME", "'\"`\\", "--x=\t\n", "-n", "--", "--version"];
+const AWKWARD: &[&str] =
+    &["--group-user", "a  b", "", "*", "$HOME", "'\"`\\", "--x=\t\n", "-n", "--", "--version"];
 
 #[test]
 fn every_shell_with_every_client_from_pipe_and_file() {

@@ -37,7 +37,10 @@ pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Ex
         }
     };
     if let Err(e) = run_from_staging(host) {
-        error(format!("copying this executable to staging: {e}; nothing was changed"), Some("look at: df -h /usr/local"));
+        error(
+            format!("copying this executable to staging: {e}; nothing was changed"),
+            Some("look at: df -h /usr/local"),
+        );
         return Exit::Unchanged;
     }
     log();
@@ -48,7 +51,7 @@ pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Ex
             return Exit::Unchanged;
         }
     };
-    let mut screen = Screen::new(host, version, arguments.json);
+    let mut screen = Screen::new(host, arguments.json);
     let installed = install::install(host, &request, &interrupt, &mut |event| screen.show(event));
     screen.end();
     match installed {
@@ -63,7 +66,8 @@ pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Ex
 }
 
 fn request(version: &str, arguments: &Install) -> Result<Request, String> {
-    let own_version = version.parse().map_err(|_| format!("this executable has no release version ({version})"))?;
+    let own_version =
+        version.parse().map_err(|_| format!("this executable has no release version ({version})"))?;
     let wanted = match (arguments.version, arguments.channel) {
         (Some(_), Some(_)) if arguments.archive.is_none() => {
             return Err("--version and --channel are two answers to one question".into());
@@ -141,25 +145,27 @@ fn exit_of(record: &Record) -> Exit {
 struct Screen {
     out: Output<io::Stdout>,
     json: bool,
-    head: Option<String>,
+    /// "web-1 (Debian GNU/Linux 13 (trixie), x86_64)"
+    on: String,
     bar: Option<ProgressBar>,
 }
 
 impl Screen {
-    fn new(host: &Host, version: &str, json: bool) -> Self {
+    fn new(host: &Host, json: bool) -> Self {
         let os = host.os().unwrap_or_else(|| "Linux".into());
-        let head = format!("installing on {} ({os}, {}), by ployzd {version}", host.name(), std::env::consts::ARCH);
-        Self { out: output::stdout(), json, head: Some(head), bar: None }
+        let on = format!("{} ({os}, {})", host.name(), std::env::consts::ARCH);
+        Self { out: output::stdout(), json, on, bar: None }
     }
 
     fn show(&mut self, event: &Event<'_>) -> io::Result<()> {
         if self.json {
             return self.out.line(serde_json::to_string(event).map_err(io::Error::other)?);
         }
-        if let Some(head) = self.head.take() {
-            self.out.line(head)?;
-        }
         match &event.what {
+            What::Stage { stage: Stage::Accepted, fact: Some(version), attempt } => {
+                let on = &self.on;
+                self.out.line(format!("installing ployzd {version} on {on}, attempt {}", &attempt[..8]))
+            }
             What::Stage { stage, fact: Some(fact), .. } => {
                 self.end();
                 self.out.field(past(stage), fact)
@@ -225,7 +231,9 @@ fn conclude(host: &Host, record: &Record) {
             let _ = out.line("Look at it with: ployzd status");
         }
         Some(Outcome::Installed { version, .. }) => {
-            let _ = out.line(format!("{version} is installed, not started: it starts with the next boot of this system."));
+            let _ = out.line(format!(
+                "{version} is installed, not started: it starts with the next boot of this system."
+            ));
         }
         Some(Outcome::Failed { stage, error, causes, help, .. }) => {
             let mut err = output::stderr();
@@ -251,7 +259,10 @@ fn state_now(record: &Record) -> String {
         (Installation::Unchanged, None) => "Nothing was installed.".to_owned(),
         (Installation::Replaced, _) => {
             let target = record.target.map(|target| target.to_string()).unwrap_or_default();
-            format!("The installation was replaced: {target} is in place ({}). Nothing is rolled back by itself.", record.switched.join(", "))
+            format!(
+                "The installation was replaced: {target} is in place ({}). Nothing is rolled back by itself.",
+                record.switched.join(", ")
+            )
         }
     }
 }
@@ -271,7 +282,8 @@ fn refuse(refusal: &Refusal, json: bool) -> Exit {
             Exit::NotPermitted => "not_permitted",
             _ => "refused",
         };
-        let texts: Vec<_> = problems.iter().map(|(what, help)| serde_json::json!({"what": what, "help": help})).collect();
+        let texts: Vec<_> =
+            problems.iter().map(|(what, help)| serde_json::json!({"what": what, "help": help})).collect();
         let outcome = serde_json::json!({
             "schema": install::events::SCHEMA, "event": "outcome", "at": jiff::Timestamp::now(), "record": null,
             "refused": {"reason": reason, "problems": texts},

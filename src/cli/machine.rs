@@ -24,10 +24,15 @@ pub(crate) fn initialize(host: &Host, name: Option<String>, json: bool) -> Exit 
 /// Removes the Machine's identity, after a question on a terminal.
 pub(crate) fn reset(host: &Host, yes: bool, json: bool) -> Exit {
     if !yes && !confirmed() {
-        error("resetting removes this Machine's identity; nothing was changed", Some("to go on: ployzd machine reset --yes"));
+        error(
+            "resetting removes this Machine's identity; nothing was changed",
+            Some("to go on: ployzd machine reset --yes"),
+        );
         return Exit::Unchanged;
     }
-    post(host, "/v1/machine/reset", &json!({}), json, |_| "reset: this Machine has no identity now".to_owned())
+    post(host, "/v1/machine/reset", &json!({}), json, |_| {
+        "reset: this Machine has no identity now".to_owned()
+    })
 }
 
 fn confirmed() -> bool {

@@ -35,7 +35,9 @@ pub(crate) fn stderr() -> Output<io::Stderr> {
 }
 
 fn colourful(terminal: bool) -> bool {
-    terminal && std::env::var_os("NO_COLOR").is_none() && std::env::var_os("TERM").is_some_and(|t| t != "dumb")
+    terminal
+        && std::env::var_os("NO_COLOR").is_none()
+        && std::env::var_os("TERM").is_some_and(|t| t != "dumb")
 }
 
 impl<W: Write> Output<W> {

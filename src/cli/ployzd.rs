@@ -16,8 +16,10 @@ use crate::install::{confine, fetch, units};
 /// The Ployz Machine daemon, and its installer.
 #[derive(Debug, Parser)]
 #[command(name = "ployzd", disable_help_subcommand = true, arg_required_else_help = true)]
-#[command(after_help = "Exit status: 0 done, 2 usage, 3 busy, 4 refused or failed with the installation unchanged, \
-    5 failed with the installation replaced, 6 interrupted or unknown, 77 not permitted.")]
+#[command(
+    after_help = "Exit status: 0 done, 2 usage, 3 busy, 4 refused or failed with the installation unchanged, \
+    5 failed with the installation replaced, 6 interrupted or unknown, 77 not permitted."
+)]
 struct Command {
     #[command(subcommand)]
     verb: Verb,
@@ -141,7 +143,7 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
         Verb::Machine(MachineVerb::Reset { yes, json }) => machine::reset(&host, yes, json),
         Verb::Version(Json { json }) => show_version(version, json),
         Verb::Units(Json { json }) => show_units(json),
-        Verb::Daemon => daemon(host, version),
+        Verb::Daemon => daemon(&host, version),
         Verb::Fetch => Exit::Raw(fetch::child()),
         Verb::Confine { target } => {
             let e = confine::become_confined(&target);
@@ -158,27 +160,27 @@ fn show_version(version: &str, json: bool) -> Exit {
     } else {
         format!("ployzd {version}")
     };
-    printed(output::stdout().line(text))
+    printed(output::stdout().line(text).is_ok())
 }
 
 fn show_units(json: bool) -> Exit {
     let units = units::shipped();
     if json {
-        return printed(output::stdout().line(serde_json::to_string(&units).unwrap_or_default()));
+        return printed(output::stdout().line(serde_json::to_string(&units).unwrap_or_default()).is_ok());
     }
     let mut out = output::stdout();
     let texts = units.iter().map(|unit| format!("# {}\n{}", unit.name, unit.content));
-    printed(texts.map(|text| out.line(text)).collect())
+    printed({ texts }.try_for_each(|text| out.line(text)).is_ok())
 }
 
 /// Output that nobody takes is not output.
-fn printed(result: std::io::Result<()>) -> Exit {
-    if result.is_ok() { Exit::Done } else { Exit::Unknown }
+fn printed(taken: bool) -> Exit {
+    if taken { Exit::Done } else { Exit::Unknown }
 }
 
-fn daemon(host: Host, version: &'static str) -> Exit {
+fn daemon(host: &Host, version: &'static str) -> Exit {
     super::install::log();
-    match crate::daemon::run(host, version) {
+    match crate::daemon::run(host.clone(), version) {
         Ok(()) => Exit::Done,
         Err(e @ crate::daemon::DaemonError::NoSocket(_)) => {
             error(e.to_string(), Some("start it by its socket: systemctl start ployz.socket"));

@@ -45,7 +45,9 @@ fn show(out: &mut Output<std::io::Stdout>, status: &Status) -> std::io::Result<(
     out.field("last", last(status))?;
     out.field("admission", admission(&status.admission, api))?;
     if let Some(api) = api {
-        let state = |field: &str| api.get(field).and_then(|v| v.get("state")).and_then(Value::as_str).unwrap_or("unknown");
+        let state = |field: &str| {
+            api.get(field).and_then(|v| v.get("state")).and_then(Value::as_str).unwrap_or("unknown")
+        };
         let paired = api.get("cloud").and_then(|cloud| cloud.get("paired")).and_then(Value::as_bool);
         out.field("docker", state("docker"))?;
         out.field("cloud", if paired == Some(true) { "paired" } else { "not paired" })?;
@@ -98,8 +100,14 @@ fn installed(status: &Status) -> String {
         Ok(None) => "nothing".into(),
         Ok(Some(on_disk)) => match &on_disk.described {
             Some(described) => {
-                let how = if described.confirmed { "confirmed" } else { "never confirmed, installed" };
-                format!("{}  {}  {how} {}", described.version, short(&on_disk.sha256), clock(described.installed_at))
+                let (version, digest) = (described.version, short(&on_disk.sha256));
+                match described.confirmed_at.filter(|_| described.confirmed) {
+                    Some(at) => format!("{version}  {digest}  confirmed {}", clock(at)),
+                    None => format!(
+                        "{version}  {digest}  NOT CONFIRMED, put in place {}",
+                        clock(described.installed_at)
+                    ),
+                }
             }
             None => format!("{}  not described", short(&on_disk.sha256)),
         },
@@ -121,21 +129,25 @@ fn last(status: &Status) -> String {
         Err(e) => return format!("unknown: {e}"),
     };
     let text = |field: &str| record.get(field).and_then(Value::as_str).unwrap_or("?");
-    let from = record.get("from").and_then(Value::as_str).map(|from| format!("{from} → ")).unwrap_or_default();
+    let from =
+        record.get("from").and_then(Value::as_str).map(|from| format!("{from} → ")).unwrap_or_default();
     let at = record.get("ended_at").and_then(Value::as_str).and_then(|t| t.parse().ok()).map(clock);
     let installation = text("installation");
     let how = match state {
         State::Running => format!("running, at {}", text("stage")),
         State::Interrupted { .. } => format!("INTERRUPTED at {}, installation {installation}", text("stage")),
         State::Unknown { why } => format!("unknown: {why}"),
-        State::Ended => match record.get("outcome").and_then(Value::as_object).and_then(|o| o.iter().next()) {
-            Some((kind, detail)) => {
-                let stage = detail.get("stage").and_then(Value::as_str);
-                let stage = stage.map(|s| format!(" at {s}, installation {installation}")).unwrap_or_default();
-                format!("{kind}{stage}")
+        State::Ended => {
+            match record.get("outcome").and_then(Value::as_object).and_then(|o| o.iter().next()) {
+                Some((kind, detail)) => {
+                    let stage = detail.get("stage").and_then(Value::as_str);
+                    let stage =
+                        stage.map(|s| format!(" at {s}, installation {installation}")).unwrap_or_default();
+                    format!("{kind}{stage}")
+                }
+                None => "ended in a way that this release does not know".into(),
             }
-            None => "ended in a way that this release does not know".into(),
-        },
+        }
     };
     let at = at.map(|at| format!("  {at}")).unwrap_or_default();
     format!("{} {from}{}  {how}{at}  ({})", text("kind"), text("target"), short(text("id")))
@@ -147,7 +159,13 @@ fn admission(observed: &Observed, api: Option<&Value>) -> String {
     match observed {
         Observed::Free => "free".into(),
         Observed::Installing { holder: Some(holder) } => {
-            format!("{} {} since {} (pid {})", holder.kind, short(&holder.attempt), clock(holder.since), holder.pid)
+            format!(
+                "{} {} since {} (pid {})",
+                holder.kind,
+                short(&holder.attempt),
+                clock(holder.since),
+                holder.pid
+            )
         }
         Observed::Installing { holder: None } => "an installation".into(),
         Observed::Mutating => said("what").unwrap_or("a change by the daemon").to_owned(),

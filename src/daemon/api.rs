@@ -98,7 +98,8 @@ impl Machine {
     /// Finishes a reset, when admission is free.
     pub(crate) fn finish_reset(&self) -> Result<(), Problem> {
         let admission = self.admit("resetting this Machine")?;
-        identity::finish_reset(&self.host, &admission.held).map_err(|e| Problem::failed("finishing the reset", &e))?;
+        identity::finish_reset(&self.host, &admission.held)
+            .map_err(|e| Problem::failed("finishing the reset", &e))?;
         *self.identity() = State::Absent;
         Ok(())
     }
@@ -119,7 +120,9 @@ impl Machine {
     /// Admission for a mutation, or a busy answer that says who has it.
     fn admit(&self, what: &str) -> Result<Mutating<'_>, Problem> {
         let held = MutationAdmission::try_take(&self.host).map_err(|e| match e {
-            AdmissionError::Busy(busy) => Problem::new(StatusCode::CONFLICT, "busy", format!("busy: {}", busy.what())),
+            AdmissionError::Busy(busy) => {
+                Problem::new(StatusCode::CONFLICT, "busy", format!("busy: {}", busy.what()))
+            }
             e => Problem::new(StatusCode::SERVICE_UNAVAILABLE, "no-admission", e.to_string()),
         })?;
         let mut mutation = self.mutation.lock().unwrap_or_else(PoisonError::into_inner);
@@ -192,7 +195,12 @@ pub(crate) struct Problem {
 impl Problem {
     fn new(status: StatusCode, kind: &str, detail: impl Into<String>) -> Self {
         let title = status.canonical_reason().unwrap_or("error");
-        Self { kind: format!("urn:ployz:problem:{kind}"), title, status: status.as_u16(), detail: detail.into() }
+        Self {
+            kind: format!("urn:ployz:problem:{kind}"),
+            title,
+            status: status.as_u16(),
+            detail: detail.into(),
+        }
     }
 
     fn failed(doing: &str, error: &dyn std::error::Error) -> Self {
@@ -225,7 +233,9 @@ pub(crate) fn router(machine: Arc<Machine>) -> Router {
         .layer(middleware::from_fn(|peer, request, next| permit(Rule::Root, peer, request, next)));
     everyone
         .merge(root)
-        .fallback(|| async { Problem::new(StatusCode::NOT_FOUND, "no-such-endpoint", "there is no such endpoint") })
+        .fallback(|| async {
+            Problem::new(StatusCode::NOT_FOUND, "no-such-endpoint", "there is no such endpoint")
+        })
         .method_not_allowed_fallback(|| async {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method", "this endpoint has other methods")
         })
@@ -256,7 +266,8 @@ fn read<T: Default + serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Prob
     if body.is_empty() {
         return Ok(T::default());
     }
-    let refused = |e: serde_json::Error| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "body", e.to_string());
+    let refused =
+        |e: serde_json::Error| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "body", e.to_string());
     serde_json::from_slice(body).map_err(refused)
 }
 
@@ -304,7 +315,8 @@ async fn reset(
     identity::begin_reset(&machine.host, &found, &admission.held)
         .map_err(|e| Problem::failed("beginning the reset", &e))?;
     *machine.identity() = State::Resetting;
-    identity::finish_reset(&machine.host, &admission.held).map_err(|e| Problem::failed("finishing the reset", &e))?;
+    identity::finish_reset(&machine.host, &admission.held)
+        .map_err(|e| Problem::failed("finishing the reset", &e))?;
     *machine.identity() = State::Absent;
     tracing::info!("reset");
     drop(admission);

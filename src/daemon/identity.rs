@@ -80,7 +80,10 @@ pub(crate) fn read(host: &Host) -> State {
         Err(e) => return State::Damaged(format!("{path:?} is not an identity: {e}")),
     };
     if identity.schema > SCHEMA {
-        return State::Damaged(format!("{path:?} has schema {}, which is newer than this release", identity.schema));
+        return State::Damaged(format!(
+            "{path:?} has schema {}, which is newer than this release",
+            identity.schema
+        ));
     }
     match identity.phase {
         StoredPhase::Resetting => State::Resetting,
@@ -96,7 +99,9 @@ impl Identity {
     fn check(&self) -> Result<(), String> {
         let pair = unhex(&self.key).and_then(|der| Ed25519KeyPair::from_pkcs8(&der).ok());
         let pair = pair.ok_or("holds no usable key")?;
-        if hex(pair.public_key().as_ref()) != self.public_key || fingerprint(pair.public_key().as_ref()) != self.id {
+        if hex(pair.public_key().as_ref()) != self.public_key
+            || fingerprint(pair.public_key().as_ref()) != self.id
+        {
             return Err("has an id that is not its key's".into());
         }
         Ok(())
@@ -123,7 +128,8 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 pub(crate) fn initialize(host: &Host, name: &str, _admission: &MutationAdmission) -> io::Result<Identity> {
     let no_key = |_| io::Error::other("no key could be made");
     let der = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(no_key)?;
-    let pair = Ed25519KeyPair::from_pkcs8(der.as_ref()).map_err(|_| io::Error::other("no key could be made"))?;
+    let pair =
+        Ed25519KeyPair::from_pkcs8(der.as_ref()).map_err(|_| io::Error::other("no key could be made"))?;
     let identity = Identity {
         schema: SCHEMA,
         phase: StoredPhase::Initialized,
@@ -140,7 +146,9 @@ pub(crate) fn initialize(host: &Host, name: &str, _admission: &MutationAdmission
 /// Writes that the identity is to be removed: from here on a crash leaves `resetting`, never half an identity.
 pub(crate) fn begin_reset(host: &Host, state: &State, _admission: &MutationAdmission) -> io::Result<()> {
     match state {
-        State::Present(identity) => Identity { phase: StoredPhase::Resetting, ..(**identity).clone() }.write(host),
+        State::Present(identity) => {
+            Identity { phase: StoredPhase::Resetting, ..(**identity).clone() }.write(host)
+        }
         State::Absent | State::Resetting | State::Damaged(_) => Ok(()),
     }
 }

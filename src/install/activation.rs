@@ -74,6 +74,13 @@ pub(crate) struct Activated {
     pub(crate) replaced: bool,
 }
 
+impl Activated {
+    /// Whether the release brings a unit of this name.
+    pub(crate) fn has_unit(&self, name: &str) -> bool {
+        self.units.iter().any(|unit| unit.name == name)
+    }
+}
+
 /// An activation that stopped on the way.
 #[derive(Debug, thiserror::Error)]
 #[error("{doing}: {source}")]
@@ -82,7 +89,9 @@ pub(crate) struct ActivationError {
     source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-fn stopped<E: Into<Box<dyn std::error::Error + Send + Sync>>>(doing: impl Into<String>) -> impl FnOnce(E) -> ActivationError {
+fn stopped<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    doing: impl Into<String>,
+) -> impl FnOnce(E) -> ActivationError {
     let doing = doing.into();
     move |e| ActivationError { doing, source: e.into() }
 }
@@ -102,8 +111,11 @@ pub(crate) fn activate(
     let mut replaced = false;
     if let Some(next) = &staged.file {
         settle(next).map_err(stopped(format!("making {next:?} durable")))?;
-        if before.keeps_current(host) && keep_previous(host, admission).map_err(stopped("keeping the previous binary"))? {
-            inventory.previous = before.current.as_ref().and_then(|(_, sha256)| inventory.describes(sha256).cloned());
+        if before.keeps_current(host)
+            && keep_previous(host, admission).map_err(stopped("keeping the previous binary"))?
+        {
+            inventory.previous =
+                before.current.as_ref().and_then(|(_, sha256)| inventory.describes(sha256).cloned());
         }
         std::fs::rename(next, &installed).map_err(stopped(format!("renaming {next:?} to {installed:?}")))?;
         sync_parent(&installed).map_err(stopped("making the rename durable"))?;
@@ -135,7 +147,8 @@ pub(crate) fn activate(
         }
         None => units::enable_offline(host, &fresh, admission).map_err(stopped("enabling units"))?,
     }
-    let same = inventory.current.as_ref().is_some_and(|c| c.sha256 == staged.sha256 && c.version == staged.version);
+    let same =
+        inventory.current.as_ref().is_some_and(|c| c.sha256 == staged.sha256 && c.version == staged.version);
     if !same || replaced {
         inventory.current = Some(Installed {
             version: staged.version,
@@ -144,9 +157,15 @@ pub(crate) fn activate(
             installed_at: Timestamp::now(),
             attempt: admission.attempt().to_owned(),
             confirmed: false,
+            confirmed_at: None,
         });
     }
-    inventory.units = staged.units.iter().map(|unit| unit.name.clone()).collect();
+    // Units that the release no longer has stay ours until they are removed, after confirmation.
+    for unit in &staged.units {
+        if !inventory.units.contains(&unit.name) {
+            inventory.units.push(unit.name.clone());
+        }
+    }
     inventory.docker = docker;
     if inventory != before.inventory {
         inventory.write(host, admission).map_err(stopped("writing installed.json"))?;
@@ -162,7 +181,14 @@ pub(crate) fn activate(
             staged.sha256
         ))));
     }
-    Ok(Activated { version: staged.version, sha256, executable, changed_units, units: staged.units, replaced })
+    Ok(Activated {
+        version: staged.version,
+        sha256,
+        executable,
+        changed_units,
+        units: staged.units,
+        replaced,
+    })
 }
 
 /// Mode, then content, durable before any name leads to it.
@@ -191,13 +217,16 @@ fn keep_previous(host: &Host, admission: &Admission) -> io::Result<bool> {
 }
 
 fn needs_reload(systemd: Systemd, units: &[Unit]) -> bool {
-    let names: Vec<&str> = units.iter().map(|unit| unit.name.as_str()).filter(|name| !name.contains('@')).collect();
+    let names: Vec<&str> =
+        units.iter().map(|unit| unit.name.as_str()).filter(|name| !name.contains('@')).collect();
     systemd.show(&names).is_ok_and(|shown| shown.iter().any(|unit| unit.needs_reload))
 }
 
 /// Files made in their own directory have the right label already, except where a policy names the single file.
 fn relabel(host: &Host, changed_units: &[String]) {
-    let Some(tool) = ["/usr/sbin/restorecon", "/sbin/restorecon"].map(Path::new).into_iter().find(|p| p.exists()) else {
+    let Some(tool) =
+        ["/usr/sbin/restorecon", "/sbin/restorecon"].map(Path::new).into_iter().find(|p| p.exists())
+    else {
         return;
     };
     if host.privileged() {
@@ -208,12 +237,14 @@ fn relabel(host: &Host, changed_units: &[String]) {
     }
 }
 
-/// Marks the current release as confirmed.
-pub(crate) fn mark_confirmed(host: &Host, admission: &Admission) -> io::Result<()> {
+/// Writes that the current release is confirmed, and which units are ours no longer.
+pub(crate) fn mark_confirmed(host: &Host, admission: &Admission, gone: &[&str]) -> io::Result<()> {
     let (mut inventory, _) = Inventory::read(host);
-    match &mut inventory.current {
-        Some(current) if !current.confirmed => current.confirmed = true,
-        _ => return Ok(()),
+    let before = inventory.clone();
+    if let Some(current) = inventory.current.as_mut().filter(|current| !current.confirmed) {
+        current.confirmed = true;
+        current.confirmed_at = Some(Timestamp::now());
     }
-    inventory.write(host, admission)
+    inventory.units.retain(|name| !gone.contains(&name.as_str()));
+    if inventory == before { Ok(()) } else { inventory.write(host, admission) }
 }

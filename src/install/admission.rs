@@ -214,7 +214,13 @@ fn lock(file: &File, kind: libc::c_int) -> io::Result<bool> {
 
 fn whole(kind: libc::c_int) -> libc::flock {
     #[allow(clippy::cast_possible_truncation, reason = "the constants are small; only their C types differ")]
-    libc::flock { l_type: kind as libc::c_short, l_whence: libc::SEEK_SET as libc::c_short, l_start: 0, l_len: 0, l_pid: 0 }
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
 }
 
 /// Looks at admission without taking anything.
@@ -245,10 +251,12 @@ fn processes(lock_file: &std::fs::Metadata) -> Vec<Process> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
-        let holds = std::fs::read_dir(entry.path().join("fdinfo")).into_iter().flatten().flatten().any(|fd| {
-            let text = std::fs::read_to_string(fd.path()).unwrap_or_default();
-            text.lines().any(|line| line.starts_with("lock:") && line.contains("OFDLCK") && line.contains(&inode))
-        });
+        let holds =
+            std::fs::read_dir(entry.path().join("fdinfo")).into_iter().flatten().flatten().any(|fd| {
+                let text = std::fs::read_to_string(fd.path()).unwrap_or_default();
+                text.lines()
+                    .any(|line| line.starts_with("lock:") && line.contains("OFDLCK") && line.contains(&inode))
+            });
         if holds {
             found.push(describe(pid));
         }
@@ -263,6 +271,11 @@ fn describe(pid: u32) -> Process {
         pid,
         uid: std::fs::metadata(&dir).map(|m| m.uid()).unwrap_or_default(),
         executable: std::fs::read_link(dir.join("exe")).map(|p| p.display().to_string()).unwrap_or_default(),
-        unit: cgroup.lines().find_map(|l| l.strip_prefix("0::")).and_then(|p| p.rsplit('/').next()).unwrap_or("").into(),
+        unit: cgroup
+            .lines()
+            .find_map(|l| l.strip_prefix("0::"))
+            .and_then(|p| p.rsplit('/').next())
+            .unwrap_or("")
+            .into(),
     }
 }

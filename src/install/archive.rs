@@ -45,7 +45,6 @@ pub(crate) struct Incoming {
     length: u64,
 }
 
-
 /// Why an archive is not what it should be. The bytes are deleted with it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ArchiveError {
@@ -73,7 +72,10 @@ impl Incoming {
     pub(crate) fn take(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.length += bytes.len() as u64;
         if self.length > MOST_ARCHIVE {
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("more than {MOST_ARCHIVE} bytes")));
+            return Err(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!("more than {MOST_ARCHIVE} bytes"),
+            ));
         }
         self.context.update(bytes);
         self.file.write_all(bytes)
@@ -120,10 +122,15 @@ pub(crate) fn find_checksum(checksums: &[u8], name: &str) -> Result<String, Arch
     let lower_hex = digest.len() == 64 && digest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     if !lower_hex || rest.strip_prefix("  ") != Some(name) {
         let seen: String = line.chars().take(100).collect();
-        return Err(refuse(format!("has {seen:?} for {name}, not 64 lower-case hex digits, two spaces and the name")));
+        return Err(refuse(format!(
+            "has {seen:?} for {name}, not 64 lower-case hex digits, two spaces and the name"
+        )));
     }
     Ok(digest.to_owned())
 }
+
+/// Is given each member's name and content.
+type Visit<'a> = &'a mut dyn FnMut(&[u8], &mut dyn Read) -> Result<(), ArchiveError>;
 
 impl Archive {
     /// Extracts `ployzd` to `target`, which must not exist; returns its digest. The whole archive is looked at before
@@ -151,10 +158,7 @@ impl Archive {
         extracted.map(|()| digest)
     }
 
-    fn each(
-        &self,
-        visit: &mut dyn FnMut(&[u8], &mut dyn Read) -> Result<(), ArchiveError>,
-    ) -> Result<(), ArchiveError> {
+    fn each(&self, visit: Visit<'_>) -> Result<(), ArchiveError> {
         let reading = |source| ArchiveError::Io { doing: "reading", path: self.path.clone(), source };
         let file = File::open(&self.path).map_err(reading)?;
         let unpacked = GzDecoder::new(BufReader::with_capacity(64 * 1024, file)).take(MOST_UNPACKED);
@@ -187,7 +191,7 @@ fn check(name: &[u8], header: &tar::Header) -> Result<(), String> {
         return Err(format!("{shown:?} is not a regular file ({:?})", header.entry_type()));
     }
     let clean = name.split(|b| *b == b'/').all(|part| !part.is_empty() && part != b"." && part != b"..");
-    if !clean || !name.iter().all(|b| b.is_ascii_graphic()) {
+    if !clean || !name.iter().all(u8::is_ascii_graphic) {
         return Err(format!("{shown:?} is not a clean relative name"));
     }
     match header.mode() {
@@ -227,7 +231,10 @@ mod tests {
         let found = |text: &str| find_checksum(text.as_bytes(), name).map_err(|e| e.to_string());
         assert_eq!(found(&format!("{good}  {name}\n")), Ok(good.clone()));
         assert_eq!(found(&format!("{other}  ployz_linux_amd64.tar.gz\n{good}  {name}")), Ok(good.clone()));
-        assert_eq!(found(&format!("{other}  old-{name}\n{good}  {name}\n{other}  {name}.asc\n")), Ok(good.clone()));
+        assert_eq!(
+            found(&format!("{other}  old-{name}\n{good}  {name}\n{other}  {name}.asc\n")),
+            Ok(good.clone())
+        );
         for (text, problem) in [
             (String::new(), "no line"),
             (format!("{good}  {name}.asc\n"), "no line"),

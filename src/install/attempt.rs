@@ -73,7 +73,9 @@ impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Other(text) => f.write_str(text),
-            known => f.write_str(STAGES.iter().find(|(stage, _)| stage == known).map_or("", |(_, name)| name)),
+            known => {
+                f.write_str(STAGES.iter().find(|(stage, _)| stage == known).map_or("", |(_, name)| name))
+            }
         }
     }
 }
@@ -249,7 +251,13 @@ pub fn is_id(text: &str) -> bool {
 
 impl Record {
     /// The record of an attempt that is accepted now.
-    pub(crate) fn new(host: &Host, id: &str, kind: &str, requested: Requested, target: Option<Version>) -> Self {
+    pub(crate) fn new(
+        host: &Host,
+        id: &str,
+        kind: &str,
+        requested: Requested,
+        target: Option<Version>,
+    ) -> Self {
         let now = Timestamp::now();
         Self {
             schema: SCHEMA,
@@ -290,7 +298,8 @@ impl Record {
             return State::Ended;
         }
         if self.boot_id != boot_id {
-            let evidence = format!("the Machine was restarted (boot {} → {})", short(&self.boot_id), short(boot_id));
+            let evidence =
+                format!("the Machine was restarted (boot {} → {})", short(&self.boot_id), short(boot_id));
             return State::Interrupted { evidence };
         }
         let evidence = || exit.map_or_else(|| "none: it ended without a word".to_owned(), str::to_owned);
@@ -298,7 +307,9 @@ impl Record {
             Observed::Installing { holder: Some(holder) } if holder.attempt == self.id => State::Running,
             Observed::Unknown { why } => State::Unknown { why: why.clone() },
             // The lock is held, and by whom is not readable for a moment or for us: it may well be this one.
-            Observed::Installing { holder: None } => State::Unknown { why: "who installs can't be read".into() },
+            Observed::Installing { holder: None } => {
+                State::Unknown { why: "who installs can't be read".into() }
+            }
             _ => State::Interrupted { evidence: evidence() },
         }
     }
@@ -320,8 +331,8 @@ fn own_unit() -> Option<String> {
 /// # Errors
 /// When it can't be read or is no record at all.
 pub fn read(path: &Path) -> Result<Entry, ReadError> {
-    let text =
-        read_bounded(path, MOST_RECORD).map_err(|source| ReadError::Read { path: path.to_owned(), source })?;
+    let text = read_bounded(path, MOST_RECORD)
+        .map_err(|source| ReadError::Read { path: path.to_owned(), source })?;
     parse(&text).map_err(|problem| ReadError::Damaged { path: path.to_owned(), problem })
 }
 
@@ -344,7 +355,12 @@ pub fn exit_evidence(host: &Host, id: &str) -> Option<String> {
     let text = read_bounded(&host.attempts().join(format!("{id}.exit.json")), 4096).ok()?;
     let value: Map<String, Value> = serde_json::from_slice(&text).ok()?;
     let field = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or("?").to_owned();
-    Some(format!("its unit ended: {} {} {}", field("service_result"), field("exit_code"), field("exit_status")))
+    Some(format!(
+        "its unit ended: {} {} {}",
+        field("service_result"),
+        field("exit_code"),
+        field("exit_status")
+    ))
 }
 
 /// The ids of the attempts that have a record, newest first.
@@ -360,11 +376,18 @@ pub fn ids(host: &Host) -> io::Result<Vec<String>> {
     };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let Some(id) = name.to_str().and_then(|n| n.strip_suffix(".json")).filter(|id| is_id(id)) else { continue };
+        let Some(id) = name.to_str().and_then(|n| n.strip_suffix(".json")).filter(|id| is_id(id)) else {
+            continue;
+        };
         // Acceptance is the order; where a record can't be read, its file's time has to do.
         let accepted = match read(&entry.path()) {
             Ok(Entry::Record(record)) => record.accepted_at,
-            _ => entry.metadata().and_then(|m| m.modified()).ok().and_then(|t| t.try_into().ok()).unwrap_or_default(),
+            _ => entry
+                .metadata()
+                .and_then(|m| m.modified())
+                .ok()
+                .and_then(|t| t.try_into().ok())
+                .unwrap_or_default(),
         };
         found.push((accepted, id.to_owned()));
     }
@@ -403,7 +426,9 @@ pub(crate) fn close_open(host: &Host, admission: &Admission) -> Vec<String> {
             Ok(Entry::Record(mut record)) if record.outcome.is_none() => {
                 let exit = exit_evidence(host, id);
                 // Admission is ours, so nobody else runs.
-                let State::Interrupted { evidence } = record.state(&boot_id, &Observed::Free, exit.as_deref()) else {
+                let State::Interrupted { evidence } =
+                    record.state(&boot_id, &Observed::Free, exit.as_deref())
+                else {
                     continue;
                 };
                 told.push(format!("attempt {id} was interrupted at {}: {evidence}", record.stage));
@@ -440,7 +465,8 @@ mod tests {
     }
 
     fn holder(attempt: &str) -> Observed {
-        let holder = Holder { attempt: attempt.into(), kind: "install".into(), pid: 1, since: Timestamp::UNIX_EPOCH };
+        let holder =
+            Holder { attempt: attempt.into(), kind: "install".into(), pid: 1, since: Timestamp::UNIX_EPOCH };
         Observed::Installing { holder: Some(holder) }
     }
 
@@ -457,10 +483,31 @@ mod tests {
             ("an outcome decides", &ended, "beef", holder(&ended.id), None, State::Ended),
             ("another boot", &open, "beef", holder(&open.id), None, interrupted(&restarted)),
             ("it holds the lock", &open, own, holder(&open.id), None, State::Running),
-            ("another holds it", &open, own, holder("ff"), None, interrupted("none: it ended without a word")),
+            (
+                "another holds it",
+                &open,
+                own,
+                holder("ff"),
+                None,
+                interrupted("none: it ended without a word"),
+            ),
             ("nobody holds it", &open, own, Observed::Free, Some("killed"), interrupted("killed")),
-            ("a mutation", &open, own, Observed::Mutating, None, interrupted("none: it ended without a word")),
-            ("not allowed to look", &open, own, unknown, None, State::Unknown { why: "permission denied".into() }),
+            (
+                "a mutation",
+                &open,
+                own,
+                Observed::Mutating,
+                None,
+                interrupted("none: it ended without a word"),
+            ),
+            (
+                "not allowed to look",
+                &open,
+                own,
+                unknown,
+                None,
+                State::Unknown { why: "permission denied".into() },
+            ),
         ];
         for (name, record, boot, admission, exit, expected) in table {
             assert_eq!(record.state(boot, &admission, exit), expected, "{name}");
@@ -480,7 +527,9 @@ mod tests {
         let mut value = serde_json::to_value(record()).unwrap();
         value["stage"] = "levitating".into();
         value["colour"] = "green".into();
-        let Entry::Record(read) = parse(value.to_string().as_bytes()).unwrap() else { panic!("not a record") };
+        let Entry::Record(read) = parse(value.to_string().as_bytes()).unwrap() else {
+            panic!("not a record")
+        };
         assert_eq!(read.stage, Stage::Other("levitating".into()));
         value["schema"] = 7.into();
         assert!(matches!(parse(value.to_string().as_bytes()), Ok(Entry::Newer(_))));

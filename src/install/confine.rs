@@ -16,7 +16,9 @@ use nix::sys::resource::{Resource, setrlimit};
 /// The system's: nothing untrusted may be done then.
 pub(crate) fn confine() -> io::Result<()> {
     prctl::set_no_new_privs()?;
-    for set in [caps::CapSet::Effective, caps::CapSet::Permitted, caps::CapSet::Inheritable, caps::CapSet::Ambient] {
+    for set in
+        [caps::CapSet::Effective, caps::CapSet::Permitted, caps::CapSet::Inheritable, caps::CapSet::Ambient]
+    {
         caps::clear(None, set).map_err(io::Error::other)?;
     }
     setrlimit(Resource::RLIMIT_FSIZE, 0, 0)?;

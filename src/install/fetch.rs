@@ -90,6 +90,9 @@ pub(crate) struct Bounds {
     pub(crate) deadline: Duration,
 }
 
+/// Is given bytes as they come, and the whole length where it is known.
+pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8], Option<u64>) -> io::Result<()>;
+
 /// Fetches `url` in a child and gives its bytes to `sink`, with what is known of the length.
 pub(crate) fn fetch(
     host: &Host,
@@ -97,7 +100,7 @@ pub(crate) fn fetch(
     url: &str,
     bounds: Bounds,
     interrupt: &Interrupt,
-    sink: &mut dyn FnMut(&[u8], Option<u64>) -> io::Result<()>,
+    sink: Sink<'_>,
 ) -> Result<(), FetchError> {
     let millis = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
     let order = Order {
@@ -191,7 +194,11 @@ pub(crate) fn child() -> u8 {
 
 fn read_order() -> Result<Order, FetchError> {
     let mut text = Vec::new();
-    io::stdin().lock().take(2 * 1024 * 1024).read_to_end(&mut text).map_err(|e| FetchError::Here(e.to_string()))?;
+    io::stdin()
+        .lock()
+        .take(2 * 1024 * 1024)
+        .read_to_end(&mut text)
+        .map_err(|e| FetchError::Here(e.to_string()))?;
     serde_json::from_slice(&text).map_err(|e| FetchError::Here(format!("reading the order: {e}")))
 }
 
@@ -199,7 +206,10 @@ fn read_order() -> Result<Order, FetchError> {
 enum Tried {
     Done,
     /// Worth another try, after this long if the server said so.
-    Again { problem: String, after: Option<Duration> },
+    Again {
+        problem: String,
+        after: Option<Duration>,
+    },
     Final(FetchError),
 }
 
@@ -255,7 +265,8 @@ async fn once(client: &Client, order: &Order, progress: &mut Progress) -> Tried 
     let resumed = status == StatusCode::PARTIAL_CONTENT;
     match status {
         StatusCode::OK => {}
-        StatusCode::PARTIAL_CONTENT if progress.written > 0 && resumes_at(&response) == Some(progress.written) => {}
+        StatusCode::PARTIAL_CONTENT
+            if progress.written > 0 && resumes_at(&response) == Some(progress.written) => {}
         StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
             // Not what was asked for: start again without a range, and skip what is already written.
             progress.validator = None;
@@ -265,7 +276,10 @@ async fn once(client: &Client, order: &Order, progress: &mut Progress) -> Tried 
             return Tried::Final(FetchError::NotFound { url: order.url.clone(), status: status.as_u16() });
         }
         status if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() => {
-            return Tried::Again { problem: format!("the server answered {status}"), after: retry_after(&response) };
+            return Tried::Again {
+                problem: format!("the server answered {status}"),
+                after: retry_after(&response),
+            };
         }
         status if status.is_redirection() => {
             let to = response.headers().get(LOCATION).and_then(|l| l.to_str().ok()).unwrap_or("nowhere");
@@ -334,7 +348,9 @@ fn client(order: &Order) -> Result<Client, String> {
         .read_timeout(Duration::from_millis(order.stall_ms))
         .https_only(!allow_http);
     let builder = match &order.proxy {
-        Some(proxy) => builder.proxy(reqwest::Proxy::all(proxy).map_err(|e| format!("proxy {proxy:?}: {e}"))?),
+        Some(proxy) => {
+            builder.proxy(reqwest::Proxy::all(proxy).map_err(|e| format!("proxy {proxy:?}: {e}"))?)
+        }
         None => builder.no_proxy(),
     };
     builder.build().map_err(|e| chain(&e))
@@ -374,7 +390,9 @@ fn is_trust(error: &reqwest::Error) -> bool {
     })
 }
 
-fn sources<'a>(error: &'a (dyn std::error::Error + 'static)) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
+fn sources<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
     std::iter::successors(Some(error), |e| e.source())
 }
 

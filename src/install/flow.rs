@@ -8,7 +8,9 @@ use jiff::Timestamp;
 
 use super::activation::{self, Activated, Before, Staged};
 use super::admission::Admission;
-use super::archive::{Archive, ArchiveError, Incoming, MOST_ARCHIVE, MOST_CHECKSUMS, Unverified, find_checksum};
+use super::archive::{
+    Archive, ArchiveError, Incoming, MOST_ARCHIVE, MOST_CHECKSUMS, Unverified, find_checksum,
+};
 use super::attempt::{self, Installation, Outcome, Record, Stage};
 use super::events::{Event, Refusal, SCHEMA, Tell, What};
 use super::fetch::{self, FetchError};
@@ -49,6 +51,7 @@ struct Failure {
 }
 
 impl Failure {
+    #[allow(clippy::needless_pass_by_value, reason = "errors come as they are")]
     fn new(reason: &'static str, error: impl ToString) -> Self {
         Self { reason, error: error.to_string(), causes: Vec::new(), help: Vec::new() }
     }
@@ -95,9 +98,11 @@ impl<'a> Flow<'a> {
         interrupt: &'a Interrupt,
         tell: Tell<'a>,
     ) -> Result<Self, Refusal> {
-        let systemd = (request.mode != Mode::InstallationOnly).then(|| Systemd::new(settings.deadlines.systemctl));
+        let systemd =
+            (request.mode != Mode::InstallationOnly).then(|| Systemd::new(settings.deadlines.systemctl));
         let (inventory, damage) = Inventory::read(host);
-        let mut record = Record::new(host, admission.attempt(), "install", release.requested, Some(release.version));
+        let mut record =
+            Record::new(host, admission.attempt(), "install", release.requested, Some(release.version));
         record.warnings.extend(damage);
         record.warnings.extend(attempt::close_open(host, &admission));
         let current = on_disk(&host.installed()).unwrap_or_else(|e| {
@@ -115,7 +120,10 @@ impl<'a> Flow<'a> {
         let before = Before { current, inventory, was_ready, running };
         record.from = before.version();
         if let (Some((_, sha256)), None) = (&before.current, record.from) {
-            record.warnings.push(format!("the installed binary ({}…) is not what installed.json describes", &sha256[..8]));
+            record.warnings.push(format!(
+                "the installed binary ({}…) is not what installed.json describes",
+                &sha256[..8]
+            ));
         }
         let running = before.running.as_ref().and_then(|version| version.parse().ok());
         if let Some(newer) = running.or(record.from).filter(|version| release.version < *version) {
@@ -129,11 +137,26 @@ impl<'a> Flow<'a> {
             Refusal::one(what, "look at the filesystem: df -h /var/lib/ployz-install")
         })?;
         tracing::info!(
-            ployz_attempt = record.id, ployz_stage = "accepted", message_id = "f2c1e7a4b0d94c1c8a5b2f6e90d37a11",
-            "attempt {} accepted: install {}", record.id, release.version
+            ployz_attempt = record.id,
+            ployz_stage = "accepted",
+            message_id = "f2c1e7a4b0d94c1c8a5b2f6e90d37a11",
+            "attempt {} accepted: install {}",
+            record.id,
+            release.version
         );
-        let flow =
-            Self { host, settings, request, systemd, docker, admission, before, record, interrupt, tell, deaf: false };
+        let flow = Self {
+            host,
+            settings,
+            request,
+            systemd,
+            docker,
+            admission,
+            before,
+            record,
+            interrupt,
+            tell,
+            deaf: false,
+        };
         Ok(flow)
     }
 
@@ -156,8 +179,11 @@ impl<'a> Flow<'a> {
         };
         self.record.outcome = Some(outcome);
         tracing::info!(
-            ployz_attempt = self.record.id, ployz_stage = self.record.stage.to_string(),
-            message_id = "0c5d1e8f7a3b4926b1d4e7f8a9c02b33", "attempt {} {ended}", self.record.id
+            ployz_attempt = self.record.id,
+            ployz_stage = self.record.stage.to_string(),
+            message_id = "0c5d1e8f7a3b4926b1d4e7f8a9c02b33",
+            "attempt {} {ended}",
+            self.record.id
         );
         if let Err(e) = self.record.write(self.host, &self.admission) {
             // The outcome stands; that it can't be read later is said now.
@@ -174,13 +200,15 @@ impl<'a> Flow<'a> {
     }
 
     fn stages(&mut self, release: &Release) -> Result<Outcome, Failure> {
+        self.event(Some(&release.version.to_string()));
         self.enter(Stage::Preflight)?;
         let room = MOST_ARCHIVE.min(self.archive_length(release)) * 3;
         none_of("host", preflight::host_problems(self.host, self.systemd, room))?;
         self.enter(Stage::Preparing)?;
         self.prepare()?;
-        let staging = Staging::make(self.host, &self.admission)
-            .map_err(|e| Failure::new("staging", format!("making staging under {:?}: {e}", self.host.staging())))?;
+        let staging = Staging::make(self.host, &self.admission).map_err(|e| {
+            Failure::new("staging", format!("making staging under {:?}: {e}", self.host.staging()))
+        })?;
         self.enter(Stage::Acquiring)?;
         let acquired = self.acquire(release, &staging)?;
         self.enter(Stage::Verifying)?;
@@ -210,7 +238,9 @@ impl<'a> Flow<'a> {
             }
             Mode::InstallationOnly => match prepare::accounts(host, deadline, &self.admission) {
                 Ok(prepared) => self.prepared(prepared),
-                Err(e) => self.warn(format!("accounts are declared and not made ({e}): run systemd-sysusers in the image")),
+                Err(e) => self.warn(format!(
+                    "accounts are declared and not made ({e}): run systemd-sysusers in the image"
+                )),
             },
             Mode::Prepare => {
                 let prepared = prepare::accounts(host, deadline, &self.admission).map_err(failed)?;
@@ -241,7 +271,10 @@ impl<'a> Flow<'a> {
 
     fn acquire(&mut self, release: &Release, staging: &Staging) -> Result<Acquired, Failure> {
         let Some(architecture) = architecture() else {
-            return Err(Failure::new("architecture", format!("there is no release for {}", std::env::consts::ARCH)));
+            return Err(Failure::new(
+                "architecture",
+                format!("there is no release for {}", std::env::consts::ARCH),
+            ));
         };
         let name = archive_name(architecture);
         let path = staging.path(&name);
@@ -249,7 +282,8 @@ impl<'a> Flow<'a> {
             Source::Itself => Ok(Acquired::Itself),
             Source::Local { archive, checksums } => {
                 if archive.file_name().is_none_or(|given| given != name.as_str()) {
-                    let error = format!("the archive is called {archive:?}, and checksums.txt knows it as {name}");
+                    let error =
+                        format!("the archive is called {archive:?}, and checksums.txt knows it as {name}");
                     return Err(Failure::new("archive_name", error));
                 }
                 let most = usize::try_from(MOST_CHECKSUMS).unwrap_or(usize::MAX);
@@ -280,7 +314,7 @@ impl<'a> Flow<'a> {
         let same = described.version == release.version
             && described.archive_sha256.as_ref() == Some(&published)
             && described.sha256 == *on_disk;
-        same.then_some(published)
+        if same { Some(published) } else { None }
     }
 
     fn download(&mut self, url: &str, path: &Path) -> Result<Unverified, Failure> {
@@ -297,13 +331,18 @@ impl<'a> Flow<'a> {
                 let what = What::Progress { attempt: id, bytes: told, total };
                 *deaf |= tell(&Event { schema: SCHEMA, what, at: Timestamp::now() }).is_err();
                 if *deaf {
-                    return Err(io::Error::new(io::ErrorKind::BrokenPipe, "nobody reads the output any more"));
+                    return Err(io::Error::new(
+                        io::ErrorKind::BrokenPipe,
+                        "nobody reads the output any more",
+                    ));
                 }
             }
             Ok(())
         })
         .map_err(|e| match &e {
-            FetchError::NotFound { .. } => Failure::new("not_found", e).help("ask for another version or channel"),
+            FetchError::NotFound { .. } => {
+                Failure::new("not_found", e).help("ask for another version or channel")
+            }
             FetchError::Refused { .. } => Failure::new("refused", e),
             FetchError::Unreachable { .. } => Failure::new("unreachable", e).help("try again later"),
             FetchError::Here(_) => Failure::new("fetch", e),
@@ -323,7 +362,8 @@ impl<'a> Flow<'a> {
                         ArchiveError::Checksums { .. } => "checksums",
                         _ => "checksum_mismatch",
                     };
-                    Failure::new(reason, e).help("the source is damaged or was changed: do not install from it")
+                    Failure::new(reason, e)
+                        .help("the source is damaged or was changed: do not install from it")
                 };
                 let expected = find_checksum(&checksums, &name).map_err(failed)?;
                 let archive = bytes.verify(&expected).map_err(failed)?;
@@ -336,7 +376,12 @@ impl<'a> Flow<'a> {
         }
     }
 
-    fn preflight(&mut self, release: &Release, verified: Verified, staging: &Staging) -> Result<Staged, Failure> {
+    fn preflight(
+        &mut self,
+        release: &Release,
+        verified: Verified,
+        staging: &Staging,
+    ) -> Result<Staged, Failure> {
         let next = staging.next();
         let (sha256, archive_sha256) = match verified {
             Verified::Archive(archive) => {
@@ -367,13 +412,14 @@ impl<'a> Flow<'a> {
             Ok(Some(units)) => units,
             Ok(None) => {
                 self.warn("the release is too old to describe its units: those that are there stay".into());
-                Vec::new()
+                units::on_disk(self.host, &self.before.inventory.units)
             }
             Err(e) => return Err(Failure::new("units", e)),
         };
         if let Some(systemd) = self.systemd.filter(|_| !units::differing(self.host, &units).is_empty()) {
-            units::verify(systemd, &staging.path("units"), &binary, &units).map_err(|lines| {
-                Failure { causes: lines, ..Failure::new("units", "systemd finds fault with the new units") }
+            units::verify(systemd, &staging.path("units"), &binary, &units).map_err(|lines| Failure {
+                causes: lines,
+                ..Failure::new("units", "systemd finds fault with the new units")
             })?;
         }
         if self.request.mode != Mode::InstallationOnly {
@@ -399,8 +445,9 @@ impl<'a> Flow<'a> {
             record.switched.push(path.display().to_string());
             record.write(host, admission)
         };
-        let activated = activation::activate(host, admission, systemd, staged, &self.before, docker, &mut switched)
-            .map_err(|e| Failure::new("activate", e))?;
+        let activated =
+            activation::activate(host, admission, systemd, staged, &self.before, docker, &mut switched)
+                .map_err(|e| Failure::new("activate", e))?;
         let fact = if activated.replaced {
             format!("{}, {} units", host.installed().display(), activated.changed_units.len())
         } else {
@@ -411,15 +458,17 @@ impl<'a> Flow<'a> {
     }
 
     fn restart(&mut self, systemd: Systemd, activated: &Activated) -> Result<restart::Restarted, Failure> {
-        let restarted = restart::restart(systemd, activated, &self.admission)
-            .map_err(|e| Failure::new("restart", e).help("look at: systemctl status ployz.socket ployz.service"))?;
-        if !restarted.sockets.is_empty() {
+        let restarted = restart::restart(systemd, activated, &self.admission).map_err(|e| {
+            Failure::new("restart", e).help("look at: systemctl status ployz.socket ployz.service")
+        })?;
+        if restarted.refused {
             self.record.warnings.push(format!(
                 "{} was closed and opened again: for a moment connections were refused",
                 restarted.sockets.join(", ")
             ));
         }
-        let names: Vec<&str> = restarted.sockets.iter().chain(&restarted.services).map(String::as_str).collect();
+        let names: Vec<&str> =
+            restarted.sockets.iter().chain(&restarted.services).map(String::as_str).collect();
         self.fact(&if names.is_empty() { "nothing to restart".to_owned() } else { names.join(", ") });
         Ok(restarted)
     }
@@ -437,28 +486,49 @@ impl<'a> Flow<'a> {
             restarts_before: restarted.restarts_before,
         };
         // A process that ran before this began has shown its stability already.
-        let window = if nothing_was_needed { std::time::Duration::ZERO } else { self.settings.deadlines.window };
+        let window =
+            if nothing_was_needed { std::time::Duration::ZERO } else { self.settings.deadlines.window };
         let started = std::time::Instant::now();
         let mut ready = None;
         let confirmed = {
             let (host, admission, record) = (self.host, &self.admission, &mut self.record);
-            readiness::confirm(host, systemd, &expected, self.settings.deadlines.confirm, window, &mut |pid, at| {
-                record.ready_observed_at = Some(at);
-                ready = Some((pid, started.elapsed()));
-                if let Err(e) = record.write(host, admission) {
-                    record.warnings.push(format!("the record could not be written: {e}"));
-                }
-            })
+            readiness::confirm(
+                host,
+                systemd,
+                &expected,
+                self.settings.deadlines.confirm,
+                window,
+                &mut |pid, at| {
+                    record.ready_observed_at = Some(at);
+                    ready = Some((pid, started.elapsed()));
+                    if let Err(e) = record.write(host, admission) {
+                        record.warnings.push(format!("the record could not be written: {e}"));
+                    }
+                },
+            )
         };
         if let Some((pid, after)) = ready {
-            let fact = format!("{} is running (pid {pid}), ready after {} ms", activated.version, after.as_millis());
+            let fact =
+                format!("{} is running (pid {pid}), ready after {} ms", activated.version, after.as_millis());
             self.fact(&fact);
         }
         let confirmed = confirmed.map_err(|not| {
             let logs = format!("journalctl -u {} -n 20", units::SERVICE);
             Failure::new(not.reason, not.observed).help(format!("its last words: {logs}"))
         })?;
-        if let Err(e) = activation::mark_confirmed(self.host, &self.admission) {
+        let ours = &self.before.inventory.units;
+        let dropped: Vec<&str> =
+            ours.iter().map(String::as_str).filter(|name| !activated.has_unit(name)).collect();
+        let removed = match dropped.as_slice() {
+            [] => Ok(()),
+            names => units::remove(self.host, systemd, names, &self.admission),
+        };
+        let gone = if removed.is_ok() { dropped.as_slice() } else { &[] };
+        let marked = activation::mark_confirmed(self.host, &self.admission, gone);
+        if let Err(e) = removed {
+            self.warn(format!("units that the release no longer has were not removed: {e}"));
+        }
+        if let Err(e) = marked {
             self.warn(format!("installed.json could not be written: {e}"));
         }
         if !window.is_zero() {
@@ -489,11 +559,16 @@ impl<'a> Flow<'a> {
             Ok(()) => {}
             // What is switched must be finished; the outcome says that the record is behind.
             Err(e) if replaced => self.record.warnings.push(format!("the record could not be written: {e}")),
-            Err(e) => return Err(Failure::new("record", format!("the attempt's record can't be written: {e}"))),
+            Err(e) => {
+                return Err(Failure::new("record", format!("the attempt's record can't be written: {e}")));
+            }
         }
         tracing::info!(
-            ployz_attempt = self.record.id, ployz_stage = self.record.stage.to_string(),
-            "attempt {}: {}", self.record.id, self.record.stage
+            ployz_attempt = self.record.id,
+            ployz_stage = self.record.stage.to_string(),
+            "attempt {}: {}",
+            self.record.id,
+            self.record.stage
         );
         self.event(None);
         Ok(())
@@ -501,14 +576,20 @@ impl<'a> Flow<'a> {
 
     fn fact(&mut self, fact: &str) {
         tracing::info!(
-            ployz_attempt = self.record.id, ployz_stage = self.record.stage.to_string(),
-            "{}: {fact}", self.record.stage
+            ployz_attempt = self.record.id,
+            ployz_stage = self.record.stage.to_string(),
+            "{}: {fact}",
+            self.record.stage
         );
         self.event(Some(fact));
     }
 
     fn warn(&mut self, warning: String) {
-        tracing::warn!(ployz_attempt = self.record.id, ployz_stage = self.record.stage.to_string(), "{warning}");
+        tracing::warn!(
+            ployz_attempt = self.record.id,
+            ployz_stage = self.record.stage.to_string(),
+            "{warning}"
+        );
         self.record.warnings.push(warning);
     }
 
@@ -528,7 +609,9 @@ impl<'a> Flow<'a> {
     /// What to type when the installation was replaced and is not known to work.
     fn repair_help(&self) -> Vec<String> {
         let mut help = Vec::new();
-        if let Some(previous) = &self.before.inventory.current.as_ref().filter(|_| self.host.previous().exists()) {
+        if let Some(previous) =
+            &self.before.inventory.current.as_ref().filter(|_| self.host.previous().exists())
+        {
             help.push(format!(
                 "{} is kept as {}; install a release that works with: sudo /usr/local/bin/ployzd install --version X",
                 previous.version,
@@ -596,6 +679,6 @@ fn shorten(sha256: &str) -> String {
 
 /// "2.2 MB"
 fn megabytes(bytes: u64) -> String {
-    let tenths = bytes.div_ceil(100_000);
+    let tenths = bytes / 100_000;
     format!("{}.{} MB", tenths / 10, tenths % 10)
 }

@@ -29,7 +29,8 @@ pub(crate) fn accounts(host: &Host, deadline: Duration, _admission: &Admission) 
     let mut prepared = Prepared::default();
     let path = host.sysusers();
     if read_bounded(&path, SYSUSERS.len()).ok().as_deref() != Some(SYSUSERS.as_bytes()) {
-        make_dir(path.parent().unwrap_or(&path), 0o755).map_err(|e| format!("making the directory of {path:?}: {e}"))?;
+        make_dir(path.parent().unwrap_or(&path), 0o755)
+            .map_err(|e| format!("making the directory of {path:?}: {e}"))?;
         write_whole(host, &path, SYSUSERS.as_bytes(), 0o644, Account { uid: 0, gid: 0 })
             .map_err(|e| format!("writing {path:?}: {e}"))?;
     }
@@ -40,7 +41,10 @@ pub(crate) fn accounts(host: &Host, deadline: Duration, _admission: &Admission) 
     Run::new("systemd-sysusers", deadline).args([&path]).check().map_err(|e| e.to_string())?;
     let still = self::missing(host);
     if !still.is_empty() {
-        return Err(format!("systemd-sysusers succeeded, and there is no {} all the same", still.join(", no ")));
+        return Err(format!(
+            "systemd-sysusers succeeded, and there is no {} all the same",
+            still.join(", no ")
+        ));
     }
     prepared.done.push(format!("{} created", missing.join(", ")));
     Ok(prepared)
@@ -59,10 +63,8 @@ pub(crate) fn directories(host: &Host, admission: &Admission) -> Result<(), Stri
     let state = host.state();
     let made = !state.exists();
     make_dir(&state, 0o750).map_err(|e| format!("making {state:?}: {e}"))?;
-    if made {
-        if let Some(account) = host.account("ployz") {
-            own_dir(host, &state, account, 0o750)?;
-        }
+    if let Some(account) = host.account("ployz").filter(|_| made) {
+        own_dir(host, &state, account, 0o750)?;
     }
     share_records(host, admission)
 }
@@ -81,7 +83,11 @@ fn own_dir(host: &Host, path: &Path, owner: Account, mode: u32) -> Result<(), St
     std::fs::File::open(path)
         .and_then(|dir| {
             host.own(&dir, owner.uid, owner.gid)?;
-            if host.privileged() { dir.set_permissions(std::fs::Permissions::from_mode(mode)) } else { Ok(()) }
+            if host.privileged() {
+                dir.set_permissions(std::fs::Permissions::from_mode(mode))
+            } else {
+                Ok(())
+            }
         })
         .map_err(|e| format!("setting the owner of {path:?}: {e}"))
 }
@@ -120,12 +126,19 @@ pub(crate) fn unknown_users(host: &Host, users: &[String]) -> Vec<Problem> {
     users
         .iter()
         .filter(|user| host.account(user).is_none())
-        .map(|user| Problem::new(format!("there is no local user {user:?}"), "make the account first: useradd --help"))
+        .map(|user| {
+            Problem::new(format!("there is no local user {user:?}"), "make the account first: useradd --help")
+        })
         .collect()
 }
 
 /// Docker as it is: used where it is there, never installed or changed here.
-pub(crate) fn docker(host: &Host, docker: Docker, deadline: Duration, _admission: &Admission) -> Result<Prepared, String> {
+pub(crate) fn docker(
+    host: &Host,
+    docker: Docker,
+    deadline: Duration,
+    _admission: &Admission,
+) -> Result<Prepared, String> {
     let mut prepared = Prepared::default();
     if docker == Docker::None {
         return Ok(prepared);
@@ -149,8 +162,10 @@ pub(crate) fn docker(host: &Host, docker: Docker, deadline: Duration, _admission
 /// What `--software-only` finds missing: it prepares nothing by itself.
 pub(crate) fn missing_prerequisites(host: &Host, docker: Docker) -> Vec<Problem> {
     let help = "let install prepare the host: run it without --software-only";
-    let mut problems: Vec<Problem> =
-        missing(host).into_iter().map(|account| Problem::new(format!("there is no {account}"), help)).collect();
+    let mut problems: Vec<Problem> = missing(host)
+        .into_iter()
+        .map(|account| Problem::new(format!("there is no {account}"), help))
+        .collect();
     let state = host.state();
     if !state.is_dir() {
         problems.push(Problem::new(format!("there is no directory {}", state.display()), help));

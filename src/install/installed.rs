@@ -30,6 +30,9 @@ pub struct Installed {
     pub attempt: String,
     /// Whether it was observed to run, ready, and to stay so.
     pub confirmed: bool,
+    /// When that was.
+    #[serde(default)]
+    pub confirmed_at: Option<Timestamp>,
 }
 
 /// Whether Docker is a prerequisite of this Machine.

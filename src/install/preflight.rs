@@ -114,16 +114,22 @@ fn filesystem_problems(dir: &Path, bytes: u64) -> Vec<Problem> {
 
 /// What stands between a unit file of ours and what systemd does with it.
 fn unit_problems(host: &Host, systemd: Systemd, units: &[Unit]) -> Vec<Problem> {
-    let names: Vec<&str> = units.iter().map(|unit| unit.name.as_str()).filter(|name| !name.contains('@')).collect();
+    let names: Vec<&str> =
+        units.iter().map(|unit| unit.name.as_str()).filter(|name| !name.contains('@')).collect();
     let shown = match systemd.show(&names) {
         Ok(shown) => shown,
-        Err(e) => return vec![Problem::new(format!("systemd can't be asked: {e}"), "look at: systemctl status")],
+        Err(e) => {
+            return vec![Problem::new(format!("systemd can't be asked: {e}"), "look at: systemctl status")];
+        }
     };
     let mut problems = Vec::new();
     for (name, unit) in names.iter().zip(&shown) {
         let own = host.unit(name);
         if unit.load == "masked" {
-            problems.push(Problem::new(format!("{name} is masked"), format!("unmask it: systemctl unmask {name}")));
+            problems.push(Problem::new(
+                format!("{name} is masked"),
+                format!("unmask it: systemctl unmask {name}"),
+            ));
         } else if !unit.fragment.is_empty() && Path::new(&unit.fragment) != own {
             problems.push(Problem::new(
                 format!("{} is in effect instead of {}", unit.fragment, own.display()),
@@ -165,7 +171,9 @@ pub(crate) fn ask_version(
         run.contained().most_output(64 * 1024).interrupt(interrupt).check()
     };
     let refused = |e: CommandError| match e {
-        CommandError::Cancelled { signal } => Refused { reason: "cancelled", error: format!("cancelled by {signal}") },
+        CommandError::Cancelled { signal } => {
+            Refused { reason: "cancelled", error: format!("cancelled by {signal}") }
+        }
         CommandError::Deadline { .. } => Refused { reason: "hangs", error: format!("the new binary: {e}") },
         e => Refused { reason: "does_not_run", error: format!("the new binary does not run here: {e}") },
     };
@@ -188,7 +196,10 @@ pub(crate) fn ask_version(
         }
         Err(_) => {
             let seen: String = text.chars().take(80).collect();
-            Err(Refused { reason: "no_version", error: format!("the new binary says {seen:?}, not its version") })
+            Err(Refused {
+                reason: "no_version",
+                error: format!("the new binary says {seen:?}, not its version"),
+            })
         }
     }
 }
@@ -202,6 +213,9 @@ pub(crate) fn requirements(about: &About, systemd: Option<Systemd>) -> Vec<Probl
             format!("release {} needs systemd {needed}, and this Machine has {found}", about.version),
             "install an older release, or upgrade the host's systemd as part of its own maintenance",
         )],
-        Err(e) => vec![Problem::new(format!("systemd's version can't be read: {e}"), "look at: systemctl --version")],
+        Err(e) => vec![Problem::new(
+            format!("systemd's version can't be read: {e}"),
+            "look at: systemctl --version",
+        )],
     }
 }

@@ -90,7 +90,8 @@ pub(crate) fn look(host: &Host, systemd: Systemd) -> Result<Seen, String> {
 pub(crate) fn ask(api: &Path) -> Result<Answer, String> {
     let asked = crate::http::ask_blocking(api, hyper::Method::GET, "/v1/machine", None, ANSWER);
     match asked.map_err(|e| e.to_string())? {
-        (200, body) => serde_json::from_slice(&body).map_err(|e| format!("the Machine API's answer is not understood: {e}")),
+        (200, body) => serde_json::from_slice(&body)
+            .map_err(|e| format!("the Machine API's answer is not understood: {e}")),
         (status, _) => Err(format!("the Machine API answered {status}")),
     }
 }
@@ -105,13 +106,17 @@ pub(crate) fn judge(expected: &Expected, seen: &Seen) -> Verdict {
         _ => format!("ended ({})", unit.result),
     };
     if unit.active == "failed" {
-        return Verdict::Crashed(format!("{SERVICE} {ended} and systemd does not start it again ({})", unit.result));
+        return Verdict::Crashed(format!(
+            "{SERVICE} {ended} and systemd does not start it again ({})",
+            unit.result
+        ));
     }
     if crashes >= MOST_CRASHES {
         return Verdict::Crashed(format!("{SERVICE} {ended}, {crashes} times"));
     }
     if unit.active != "active" {
-        let text = if crashes > 0 { format!("{SERVICE} {ended}, and is {}", unit.active) } else { state(unit) };
+        let text =
+            if crashes > 0 { format!("{SERVICE} {ended}, and is {}", unit.active) } else { state(unit) };
         return Verdict::NotYet(text);
     }
     if seen.executable != Some(expected.executable) {
@@ -122,7 +127,10 @@ pub(crate) fn judge(expected: &Expected, seen: &Seen) -> Verdict {
         Err(why) => return Verdict::NotYet(why.clone()),
     };
     if answer.pid != unit.main_pid {
-        return Verdict::NotYet(format!("process {} answers, and {SERVICE} is process {}", answer.pid, unit.main_pid));
+        return Verdict::NotYet(format!(
+            "process {} answers, and {SERVICE} is process {}",
+            answer.pid, unit.main_pid
+        ));
     }
     if answer.version != expected.version.to_string() {
         return Verdict::WrongVersion(format!("{} answers, not {}", answer.version, expected.version));
@@ -217,8 +225,8 @@ fn first_ready(
     }
 }
 
-fn unknown(observed: String) -> NotConfirmed {
-    NotConfirmed { reason: "unknown", observed: format!("systemd can't be asked: {observed}") }
+fn unknown(why: impl std::fmt::Display) -> NotConfirmed {
+    NotConfirmed { reason: "unknown", observed: format!("systemd can't be asked: {why}") }
 }
 
 #[cfg(test)]
@@ -260,10 +268,16 @@ mod tests {
             (seen(unit("active", 4), Some(own), silent()), "not yet: refused"),
             (seen(unit("active", 4), Some(own), answer("1.5.0", 8, true)), "not yet: process 8 answers"),
             (seen(unit("active", 4), Some(own), answer("1.4.0", 7, true)), "wrong: 1.4.0 answers"),
-            (seen(unit("active", 4), Some(own), answer("1.5.0", 7, false)), "not yet: it is not ready: the disk"),
+            (
+                seen(unit("active", 4), Some(own), answer("1.5.0", 7, false)),
+                "not yet: it is not ready: the disk",
+            ),
             (seen(unit("activating", 4), None, silent()), "not yet: ployz.service is activating"),
             (seen(unit("activating", 5), None, silent()), "not yet: ployz.service exited with status 42"),
-            (seen(unit("activating", 7), None, silent()), "crashed: ployz.service exited with status 42, 3 times"),
+            (
+                seen(unit("activating", 7), None, silent()),
+                "crashed: ployz.service exited with status 42, 3 times",
+            ),
             (seen(unit("failed", 4), None, silent()), "crashed: ployz.service exited with status 42 and"),
             (seen(unit("inactive", 4), None, silent()), "not yet: ployz.service is inactive"),
         ] {

@@ -203,8 +203,24 @@ mod tests {
         }
         let long = "1".repeat(200);
         for bad in [
-            "", "1", "1.2", "1.2.3.4", "v1.2.3", "01.2.3", "1.2.3-rc.1", "1.2.3-beta", "1.2.3-beta.x", "1.2.3-beta.01",
-            "1.2.-3", "1.2.+3", " 1.2.3", "1.2.3\n", "1.2.99999999999", "../1.2.3", "nightly", &long,
+            "",
+            "1",
+            "1.2",
+            "1.2.3.4",
+            "v1.2.3",
+            "01.2.3",
+            "1.2.3-rc.1",
+            "1.2.3-beta",
+            "1.2.3-beta.x",
+            "1.2.3-beta.01",
+            "1.2.-3",
+            "1.2.+3",
+            " 1.2.3",
+            "1.2.3\n",
+            "1.2.99999999999",
+            "../1.2.3",
+            "nightly",
+            &long,
         ] {
             assert!(bad.parse::<Version>().is_err(), "{bad:?}");
         }
@@ -212,7 +228,8 @@ mod tests {
 
     #[test]
     fn versions_are_ordered() {
-        let order = ["0.9.9", "1.0.0-beta.1", "1.0.0-beta.2", "1.0.0-beta.10", "1.0.0", "1.0.1", "1.2.0", "2.0.0"];
+        let order =
+            ["0.9.9", "1.0.0-beta.1", "1.0.0-beta.2", "1.0.0-beta.10", "1.0.0", "1.0.1", "1.2.0", "2.0.0"];
         let parsed: Vec<Version> = order.iter().map(|v| v.parse().unwrap()).collect();
         assert!(parsed.windows(2).all(|pair| pair[0] < pair[1]));
     }

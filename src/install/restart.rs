@@ -14,8 +14,10 @@ use crate::systemd::{Systemd, Unit};
 pub(crate) struct Restarted {
     /// Services that were started or restarted.
     pub(crate) services: Vec<String>,
-    /// Sockets that had to be closed and opened again: for a moment connections were refused there.
+    /// Sockets that had to be opened, or closed and opened again.
     pub(crate) sockets: Vec<String>,
+    /// Whether one of them was open before: for a moment connections were refused there.
+    pub(crate) refused: bool,
     /// Automatic restarts that the daemon's service had before.
     pub(crate) restarts_before: u32,
 }
@@ -39,7 +41,8 @@ pub(crate) fn restart(
     let socket_states = systemd.show(&sockets)?;
     for (service, state) in services.iter().zip(&service_states) {
         let socket = service.replace(".service", ".socket");
-        let held = sockets.iter().position(|name| *name == socket).map(|at| (sockets[at], &socket_states[at]));
+        let held =
+            sockets.iter().position(|name| *name == socket).map(|at| (sockets[at], &socket_states[at]));
         let running = Inode::of(&PathBuf::from(format!("/proc/{}/exe", state.main_pid))).ok();
         let need = Need {
             socket: held.is_some_and(|(name, state)| {
@@ -55,6 +58,7 @@ pub(crate) fn restart(
         if let Some((name, socket_state)) = held.filter(|_| need.socket) {
             reopen(systemd, name, socket_state, service)?;
             restarted.sockets.push(name.to_owned());
+            restarted.refused |= socket_state.active == "active";
         }
         if need.service || need.socket {
             if state.active == "failed" {

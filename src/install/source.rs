@@ -121,7 +121,9 @@ impl Settings {
             return Err(format!("schema {schema} is not known to this release (it knows {SCHEMA})"));
         }
         if file.signing_key.is_some() {
-            return Err("signing_key: this release can't check signatures, so it refuses to go on without".into());
+            return Err(
+                "signing_key: this release can't check signatures, so it refuses to go on without".into()
+            );
         }
         let ca = match &file.ca_file {
             Some(path) => {
@@ -254,7 +256,10 @@ mod tests {
     fn settings_make_urls() {
         let settings = read(r#"{"schema":1,"releases":"https://mirror/r/","confirm_window":2}"#).unwrap();
         let version = "1.4.0".parse().unwrap();
-        assert_eq!(settings.archive_url(version, "arm64"), "https://mirror/r/v1.4.0/ployzd_linux_arm64.tar.gz");
+        assert_eq!(
+            settings.archive_url(version, "arm64"),
+            "https://mirror/r/v1.4.0/ployzd_linux_arm64.tar.gz"
+        );
         assert_eq!(settings.pointer_url(1, Channel::Stable), "https://ployz.sh/v1/stable");
         assert_eq!(settings.deadlines.window, Duration::from_secs(2));
         assert!(read(r#"{"releases":"http://mirror","allow_http":true}"#).is_ok());

@@ -127,7 +127,9 @@ fn look_at_process(host: &Host, installed: Option<Inode>) -> Result<Process, Str
 fn ask(host: &Host) -> Result<Value, String> {
     let asked = crate::http::ask_blocking(&host.api(), hyper::Method::GET, "/v1/machine", None, DEADLINE);
     match asked {
-        Ok((200, body)) => serde_json::from_slice(&body).map_err(|e| format!("the answer is not understood: {e}")),
+        Ok((200, body)) => {
+            serde_json::from_slice(&body).map_err(|e| format!("the answer is not understood: {e}"))
+        }
         Ok((status, _)) => Err(format!("the Machine API answered {status}")),
         Err(e) => Err(e.to_string()),
     }
@@ -140,7 +142,8 @@ fn judge(status: &mut Status) {
     match &status.installed {
         Ok(None) => findings.push("nothing is installed".into()),
         Ok(Some(OnDisk { described: None, sha256 })) => {
-            findings.push(format!("the installed file ({}…) is not what installed.json describes", &sha256[..8]));
+            findings
+                .push(format!("the installed file ({}…) is not what installed.json describes", &sha256[..8]));
         }
         Ok(Some(OnDisk { described: Some(described), .. })) => {
             installed_version = Some(described.version.to_string());
@@ -162,15 +165,15 @@ fn judge(status: &mut Status) {
     match (&status.api, &status.process) {
         (Ok(api), _) => {
             let text = |field: &str| api.get(field).and_then(Value::as_str).map(str::to_owned);
-            if let (Some(runs), Some(installed)) = (text("version"), &installed_version) {
-                if runs != *installed {
-                    findings.push(format!("{runs} is running, and {installed} is installed"));
-                }
+            if let Some((runs, installed)) = text("version").zip(installed_version).filter(|(a, b)| a != b) {
+                findings.push(format!("{runs} is running, and {installed} is installed"));
             }
-            if let (Some(digest), Ok(Some(on_disk))) = (text("executable_sha256"), &status.installed) {
-                if digest != on_disk.sha256 {
-                    findings.push("the running executable is not the installed file".into());
-                }
+            let on_disk = status.installed.as_ref().ok().and_then(Option::as_ref);
+            if text("executable_sha256")
+                .zip(on_disk)
+                .is_some_and(|(digest, on_disk)| digest != on_disk.sha256)
+            {
+                findings.push("the running executable is not the installed file".into());
             }
             for problem in api.get("problems").and_then(Value::as_array).into_iter().flatten() {
                 findings.push(problem.as_str().unwrap_or("a problem without a text").to_owned());

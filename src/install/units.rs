@@ -38,7 +38,12 @@ pub struct Unit {
 
 /// The units of this release, sockets before the services that they start.
 pub fn shipped() -> Vec<Unit> {
-    let unit = |name: &str, content: &str| Unit { name: name.into(), content: content.into(), enable: true, start: true };
+    let unit = |name: &str, content: &str| Unit {
+        name: name.into(),
+        content: content.into(),
+        enable: true,
+        start: true,
+    };
     vec![
         unit("ployz.socket", include_str!("../../hardening/ployz.socket")),
         unit(SERVICE, include_str!("../../hardening/ployz.service")),
@@ -64,8 +69,8 @@ pub(crate) fn ask(
 
 /// Reads and checks what a binary says of its units.
 fn read(text: &[u8]) -> Result<Vec<Unit>, String> {
-    let units: Vec<Unit> =
-        serde_json::from_slice(text).map_err(|e| format!("what the new binary says of its units is not understood: {e}"))?;
+    let units: Vec<Unit> = serde_json::from_slice(text)
+        .map_err(|e| format!("what the new binary says of its units is not understood: {e}"))?;
     if units.is_empty() || units.len() > MOST_UNITS {
         return Err(format!("the new binary brings {} units", units.len()));
     }
@@ -109,7 +114,9 @@ pub(crate) fn verify(systemd: Systemd, dir: &Path, binary: &Path, units: &[Unit]
 /// The users and groups that units name and that do not exist: `user ployz`, `group ployz-admission`.
 pub(crate) fn missing_accounts(host: &Host, units: &[Unit]) -> Vec<String> {
     let mut missing = BTreeSet::new();
-    for (key, value) in units.iter().flat_map(|unit| unit.content.lines()).filter_map(|line| line.split_once('=')) {
+    for (key, value) in
+        units.iter().flat_map(|unit| unit.content.lines()).filter_map(|line| line.split_once('='))
+    {
         for name in value.split_whitespace() {
             match key {
                 "User" if host.account(name).is_none() => missing.insert(format!("user {name}")),
@@ -124,10 +131,37 @@ pub(crate) fn missing_accounts(host: &Host, units: &[Unit]) -> Vec<String> {
     missing.into_iter().collect()
 }
 
+/// Units that are on disk already, for a release that is too old to describe its own: they stay as they are.
+pub(crate) fn on_disk(host: &Host, names: &[String]) -> Vec<Unit> {
+    let read = |name: &String| {
+        let content = String::from_utf8(read_bounded(&host.unit(name), MOST_UNIT).ok()?).ok()?;
+        Some(Unit { name: name.clone(), content, enable: false, start: true })
+    };
+    names.iter().filter_map(read).collect()
+}
+
+/// Disables, stops and removes units that are ours and that the release no longer has.
+pub(crate) fn remove(
+    host: &Host,
+    systemd: Systemd,
+    names: &[&str],
+    _admission: &Admission,
+) -> Result<(), Box<dyn std::error::Error>> {
+    systemd.disable_now(names)?;
+    for name in names {
+        match std::fs::remove_file(host.unit(name)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
+            _ => sync_parent(&host.unit(name))?,
+        }
+    }
+    Ok(systemd.daemon_reload()?)
+}
+
 /// The units whose file on disk is not this.
 pub(crate) fn differing<'a>(host: &Host, units: &'a [Unit]) -> Vec<&'a Unit> {
     let same = |unit: &&Unit| {
-        read_bounded(&host.unit(&unit.name), MOST_UNIT).is_ok_and(|on_disk| on_disk == unit.content.as_bytes())
+        read_bounded(&host.unit(&unit.name), MOST_UNIT)
+            .is_ok_and(|on_disk| on_disk == unit.content.as_bytes())
     };
     units.iter().filter(|unit| !same(unit)).collect()
 }
@@ -146,7 +180,10 @@ pub(crate) fn enable_offline(host: &Host, units: &[&Unit], _admission: &Admissio
             let wants = host.admin_units().join(format!("{target}.wants"));
             make_dir(&wants, 0o755)?;
             let link = wants.join(&unit.name);
-            match std::os::unix::fs::symlink(Path::new("/usr/local/lib/systemd/system").join(&unit.name), &link) {
+            match std::os::unix::fs::symlink(
+                Path::new("/usr/local/lib/systemd/system").join(&unit.name),
+                &link,
+            ) {
                 Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
                 _ => sync_parent(&link)?,
             }
@@ -157,7 +194,8 @@ pub(crate) fn enable_offline(host: &Host, units: &[&Unit], _admission: &Admissio
 
 /// The names of the units that are sockets, and of those that are services, without templates.
 pub(crate) fn kept_running(units: &[Unit]) -> (Vec<&str>, Vec<&str>) {
-    let names = units.iter().filter(|unit| unit.start && !unit.name.contains('@')).map(|unit| unit.name.as_str());
+    let names =
+        units.iter().filter(|unit| unit.start && !unit.name.contains('@')).map(|unit| unit.name.as_str());
     names.partition(|name| Path::new(name).extension().is_some_and(|e| e == "socket"))
 }
 
@@ -171,7 +209,14 @@ mod tests {
         let unit = |name: &str| serde_json::json!({"name": name, "content": "[Unit]\n", "enable": true, "start": true});
         let said = |units: serde_json::Value| read(units.to_string().as_bytes());
         assert_eq!(read(&serde_json::to_vec(&shipped()).unwrap()).unwrap(), shipped());
-        for bad in ["ssh.service", "../ployz.service", "ployz.timer", "ployz/x.service", "ployz.service.d", "Ployz.service"] {
+        for bad in [
+            "ssh.service",
+            "../ployz.service",
+            "ployz.timer",
+            "ployz/x.service",
+            "ployz.service.d",
+            "Ployz.service",
+        ] {
             assert!(said(serde_json::json!([unit(bad)])).is_err(), "{bad}");
         }
         assert!(said(serde_json::json!([])).is_err());

@@ -17,14 +17,33 @@ use nix::unistd::Pid;
 
 /// Set inside the namespace: the directory that may be written.
 const INSIDE: &str = "BOOTSTRAP_WORLD";
-const INSTALL: &str =
-    "apt-get install dash busybox-static bash ksh zsh curl wget ca-certificates libdigest-sha-perl openssl shellcheck";
+const INSTALL: &str = "apt-get install dash busybox-static bash ksh zsh curl wget ca-certificates libdigest-sha-perl openssl shellcheck";
 /// Where the bootstrap stages.
 pub(crate) const BASE: &str = "/usr/local/lib/ployz/bootstrap";
 /// What the bootstrap may call; a test takes away, or puts something else in the place.
 const TOOLS: &[&str] = &[
-    "awk", "chmod", "curl", "df", "env", "find", "grep", "gzip", "id", "mkdir", "mktemp", "readlink", "rm", "sh",
-    "sha256sum", "tail", "tar", "timeout", "tr", "uname", "wc", "wget",
+    "awk",
+    "chmod",
+    "curl",
+    "df",
+    "env",
+    "find",
+    "grep",
+    "gzip",
+    "id",
+    "mkdir",
+    "mktemp",
+    "readlink",
+    "rm",
+    "sh",
+    "sha256sum",
+    "tail",
+    "tar",
+    "timeout",
+    "tr",
+    "uname",
+    "wc",
+    "wget",
 ];
 /// Stands for ployzd: notes what it was given, and leaves with the status that the test asked for.
 const PAYLOAD: &str = r#"#!/bin/sh
@@ -232,30 +251,39 @@ impl Run<'_> {
         Self { ordinary: true, ..self }
     }
 
-    pub(crate) fn start(&self) -> Running {
+    /// The command, in an environment of its own; its output is still the test's.
+    pub(crate) fn command(&self) -> Command {
         let mut command = self.shell.command();
         if self.ordinary {
             command = Command::new(real("unshare"));
             command.args(["-U", "--map-user=1000", "--map-group=1000"]);
-            command.arg(real(self.shell.program)).args(self.shell.args);
+            self.world.grant(self.shell.program, self.shell.program);
+            command.arg(self.shell.program).args(self.shell.args);
         }
         match &self.file {
             Some(file) => command.arg(file).args(self.args),
             None => command.args(["-s", "--"]).args(self.args),
         };
-        let number = self.world.runs.fetch_add(1, Ordering::Relaxed);
-        let output = |name| self.world.directory.join(format!("{number}.{name}"));
         command
             .env_clear()
             .env("PATH", self.world.directory.join("bin"))
             .env("HOME", self.world.directory.join("home"))
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .current_dir(self.world.directory.join("cwd"))
-            .process_group(0)
+            .process_group(0);
+        command
+    }
+
+    pub(crate) fn start(&self) -> Running {
+        let number = self.world.runs.fetch_add(1, Ordering::Relaxed);
+        let output = |name| self.world.directory.join(format!("{number}.{name}"));
+        let mut child = self
+            .command()
             .stdin(if self.file.is_some() { Stdio::null() } else { Stdio::piped() })
             .stdout(File::create(output("out")).unwrap())
-            .stderr(File::create(output("err")).unwrap());
-        let mut child = command.spawn().unwrap();
+            .stderr(File::create(output("err")).unwrap())
+            .spawn()
+            .unwrap();
         if let Some(mut pipe) = child.stdin.take() {
             // A shell that refuses at once may not read to the end.
             let _ = pipe.write_all(&fs::read(script()).unwrap());
@@ -304,9 +332,6 @@ impl Running {
     /// To all in the foreground, as a terminal does.
     pub(crate) fn signal_all(&self, signal: Signal) {
         signal::killpg(self.pid(), signal).unwrap();
-    }
-    pub(crate) fn is_running(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
     }
 
     pub(crate) fn end(mut self) -> Ended {

@@ -1,1 +1,47 @@
-//! placeholder
+//! Scenarios on real test machines: what a scenario says of its world, and what it may ask of it.
+//!
+//! Each test boots a machine of its own (`qualification/machine`), with releases that are built from this tree
+//! (`qualification/release`) and, where it needs one, a release server of its own (`qualification/release-server`):
+//!
+//! ```no_run
+//! # use scenarios::{Image, Machine, release, serve};
+//! let server = serve("second-run").release(&release("1.4.0")).start();
+//! let machine = Machine::named("second-run").image(Image::Trixie).served_by(&server).installed("1.4.0").boot();
+//! let run = machine.run("/usr/local/bin/ployzd install --version 1.4.0 --json").expect(0);
+//! assert_eq!(run.outcome()["succeeded"]["nothing_was_needed"], true);
+//! ```
+//!
+//! They need root and what `qualification/setup` makes, and run only when they are asked for:
+//! `cargo test -p ployz-qualification-scenarios`. Missing prerequisites fail, they never skip.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | `lab` | the network of this process's machines, and that nothing of it is left behind |
+//! | `machine`, `look` | a machine: made, asked, looked at, restarted |
+//! | `releases`, `server` | what can be installed, and where it is served |
+//! | `client` | a client of the Machine API that asks all the time |
+//! | `run` | a command that ended: its output, or a panic that shows all of it |
+
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stderr,
+    reason = "a fixture that can't do its work fails the test, and says why"
+)]
+
+mod client;
+mod lab;
+mod look;
+mod machine;
+mod releases;
+mod run;
+mod server;
+
+pub use client::{Client, Heard};
+pub use lab::{note, repository, scratch};
+pub use look::{Facts, Watched};
+pub use machine::{Background, Image, Machine, Plan};
+pub use releases::{Release, release, release_for, release_padded};
+pub use run::{Run, host, host_within};
+pub use server::{Server, Serving, serve};

@@ -1,0 +1,96 @@
+//! Releases of this tree, built by `qualification/release` when a scenario first asks for them.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::lab::{repository, scratch};
+use crate::run::{host, host_within};
+
+/// A clean build of one version takes a minute on two cores, and may wait for another build.
+const BUILD: Duration = Duration::from_secs(900);
+
+/// A built release, in a directory of its own.
+#[derive(Debug, Clone)]
+pub struct Release {
+    /// `1.4.0`
+    pub version: String,
+    /// Holds the archives and `checksums.txt`.
+    pub dir: PathBuf,
+    /// Of its `ployzd`, as `sha256sum` says it.
+    pub sha256: String,
+}
+
+impl Release {
+    /// The archive of `ployzd`.
+    pub fn archive(&self) -> PathBuf {
+        self.dir.join(archive_name(&self.dir))
+    }
+
+    /// `checksums.txt`
+    pub fn checksums(&self) -> PathBuf {
+        self.dir.join("checksums.txt")
+    }
+
+    /// The executable in it.
+    pub fn ployzd(&self) -> PathBuf {
+        self.dir.join("ployzd")
+    }
+
+    /// The digest of the archive.
+    pub fn archive_sha256(&self) -> String {
+        sha256(&self.archive())
+    }
+}
+
+/// The release of this version, for this architecture.
+pub fn release(version: &str) -> Release {
+    built(version, &[])
+}
+
+/// The same version with other bytes: so many MiB of padding follow its end.
+pub fn release_padded(version: &str, mib: u32) -> Release {
+    built(version, &["--pad", &mib.to_string()])
+}
+
+/// The release for `amd64` or `arm64`.
+pub fn release_for(architecture: &str, version: &str) -> Release {
+    built(version, &["--arch", architecture])
+}
+
+/// Built once in this process; `qualification/release` has a cache for everything else.
+fn built(version: &str, options: &[&str]) -> Release {
+    static BUILT: Mutex<Option<HashMap<String, Release>>> = Mutex::new(None);
+    let name = format!("{version}{}", options.join(""));
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    let built = built.get_or_insert_with(HashMap::new);
+    if let Some(release) = built.get(&name) {
+        return release.clone();
+    }
+    let out = scratch().join("releases").join(&name);
+    let script = repository().join("qualification/release").display().to_string();
+    let mut words = vec![script.as_str(), version, "--no-pointer", "--out"];
+    let path = out.display().to_string();
+    words.push(&path);
+    words.extend(options);
+    host_within(BUILD, &words).ok();
+    let dir = out.join("releases/download").join(format!("v{version}"));
+    let archive = dir.join(archive_name(&dir)).display().to_string();
+    host(&["tar", "-C", &dir.display().to_string(), "-xzf", &archive, "ployzd"]).ok();
+    let release = Release { version: version.to_owned(), sha256: sha256(&dir.join("ployzd")), dir };
+    built.insert(name, release.clone());
+    release
+}
+
+fn archive_name(dir: &Path) -> String {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.find(|name| name.starts_with("ployzd_")).unwrap_or_else(|| panic!("no archive of ployzd in {dir:?}"))
+}
+
+fn sha256(path: &Path) -> String {
+    let run = host(&["sha256sum", &path.display().to_string()]).expect(0);
+    run.text().split(' ').next().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,125 @@
+//! Signals at every moment: before ployzd runs the bootstrap stops at once, while it runs the signal is ployzd's;
+//! staging is gone either way.
+
+use std::fs;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use kit::Rule;
+use nix::sys::signal::Signal::{self, SIGHUP, SIGINT, SIGTERM};
+
+use crate::world::{Running, SHELLS, World, enter, script, wait_until};
+
+const SIGNALS: [(Signal, i32); 3] = [(SIGHUP, 129), (SIGINT, 130), (SIGTERM, 143)];
+
+/// No process of any run is left.
+fn assert_nothing_runs() {
+    wait_until("the client has ended", || {
+        fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| fs::read(entry.ok()?.path().join("cmdline")).ok())
+            .all(|cmdline| !String::from_utf8_lossy(&cmdline).contains("/usr/local/lib/ployz/bootstrap/"))
+    });
+}
+
+fn assert_stops(world: &World, running: Running, code: i32, what: &str) {
+    let start = Instant::now();
+    let ended = running.end();
+    assert_eq!(ended.code, code, "{what}: {ended:?}");
+    assert!(start.elapsed() < Duration::from_secs(5), "{what}: not at once");
+    assert!(world.staged().is_empty(), "{what}: {:?}", world.staged());
+    assert_eq!(world.called(), None, "{what}");
+}
+
+#[test]
+fn while_it_fetches_it_stops_at_once() {
+    let Some(world) = enter!() else { return };
+    let archive = format!("/releases/download/v1.4.0/{}", kit::release::archive_name());
+    for client in ["curl", "wget"] {
+        world.take_away("curl");
+        world.grant(client, client);
+        for shell in SHELLS {
+            for path in ["/v1/stable", &archive] {
+                world.server.set_rules(vec![Rule::new(path).delay(Duration::from_secs(50))]);
+                for (signal, code) in SIGNALS {
+                    world.server.forget();
+                    let running = world.run(&[]).shell(shell).start();
+                    wait_until("the file is asked for", || !world.server.requests_for(path).is_empty());
+                    running.signal(signal);
+                    assert_stops(
+                        &world,
+                        running,
+                        code,
+                        &format!("{client}, {}, {path}, {signal}", shell.name),
+                    );
+                }
+            }
+        }
+    }
+    assert_nothing_runs();
+}
+
+#[test]
+fn at_any_moment_staging_goes() {
+    let Some(world) = enter!() else { return };
+    for shell in SHELLS {
+        for moment in 0..24 {
+            let what = format!("{}, {} ms", shell.name, moment * 6);
+            let running = world.run(&[]).shell(shell).start();
+            std::thread::sleep(Duration::from_millis(moment * 6));
+            if moment % 2 == 0 {
+                running.signal(SIGTERM)
+            } else {
+                running.signal_all(SIGINT)
+            }
+            let ended = running.end();
+            // Too late to stop it, it has run to its end, or ployzd's stand-in has been ended by the signal.
+            let codes = if world.called().is_some() { [0, 130, 143] } else { [130, 130, 143] };
+            assert!(codes.contains(&ended.code), "{what}: {ended:?}");
+            assert!(world.staged().is_empty(), "{what}: {:?}", world.staged());
+        }
+    }
+    assert_nothing_runs();
+}
+
+#[test]
+fn while_ployzd_runs_signals_are_its_own() {
+    let Some(world) = enter!() else { return };
+    // Told by the terminal, ployzd ends in its own way; not told, it goes on to its end.
+    let script =
+        "trap 'exit 6' HUP INT TERM; : >\"$HOME/up\"; for i in 1 2 3; do /bin/sleep 0.1; done; exit 3";
+    fs::write(world.home("script"), script).unwrap();
+    for shell in SHELLS {
+        for (signal, _) in SIGNALS {
+            for (all, code) in [(false, 3), (true, 6)] {
+                let running = world.run(&["--version", "1.4.0"]).shell(shell).start();
+                wait_until("ployzd runs", || world.home("up").exists());
+                fs::remove_file(world.home("up")).unwrap();
+                if all {
+                    running.signal_all(signal)
+                } else {
+                    running.signal(signal)
+                }
+                let what = format!("{}, {signal}, all: {all}", shell.name);
+                let ended = running.end();
+                assert_eq!(ended.code, code, "{what}: {ended:?}");
+                assert!(world.called().is_some() && world.staged().is_empty(), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_leaves_no_staging() {
+    let Some(world) = enter!() else { return };
+    for shell in SHELLS {
+        world.server.set_rules(vec![Rule::new("/v1/stable").delay(Duration::from_millis(100))]);
+        world.server.forget();
+        let mut child =
+            world.run(&[]).shell(shell).file(script()).command().stderr(Stdio::piped()).spawn().unwrap();
+        wait_until("the channel is asked for", || !world.server.requests().is_empty());
+        drop(child.stderr.take());
+        assert!(!child.wait().unwrap().success(), "{}", shell.name);
+        assert_eq!((world.called(), world.staged().len()), (None, 0), "{}", shell.name);
+    }
+}
