@@ -20,7 +20,7 @@ use crate::host::Account;
 use crate::interrupt::Interrupt;
 
 /// Where programs of the host are looked for.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// How much of stderr is kept: its tail.
 const STDERR_TAIL: usize = 4096;
 

@@ -25,6 +25,7 @@ pub mod source;
 pub mod status;
 pub mod units;
 
+mod acquisition;
 mod activation;
 mod archive;
 pub(crate) mod confine;
@@ -100,8 +101,8 @@ pub(crate) struct Release {
 /// Where the bytes of a release are.
 #[derive(Debug)]
 enum Source {
-    /// At the published source; its `checksums.txt` has been fetched.
-    Published { checksums: Vec<u8> },
+    /// At the published source; what it says of its files has been fetched.
+    Published { sums: archive::Sums },
     /// Here.
     Local { archive: PathBuf, checksums: PathBuf },
     /// They are running.
@@ -183,7 +184,19 @@ fn resolve(
             let url = settings.checksums_url(version);
             let checksums =
                 fetch::fetch_small(host, settings, &url, most, interrupt).map_err(|e| unresolved(&e))?;
-            Source::Published { checksums }
+            let signature = match &settings.signing_key {
+                None => None,
+                Some(_) => {
+                    let url = settings.signature_url(version);
+                    match fetch::fetch_small(host, settings, &url, archive::MOST_SIGNATURE, interrupt) {
+                        Ok(signature) => Some(signature),
+                        // Verification refuses it as what it is.
+                        Err(fetch::FetchError::NotFound { .. }) => None,
+                        Err(e) => return Err(unresolved(&e)),
+                    }
+                }
+            };
+            Source::Published { sums: archive::Sums { checksums, signature } }
         }
     };
     Ok(Release { version, requested, source })

@@ -36,11 +36,8 @@ pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Ex
             return Exit::Usage;
         }
     };
-    if let Err(e) = run_from_staging(host) {
-        error(
-            format!("copying this executable to staging: {e}; nothing was changed"),
-            Some("look at: df -h /usr/local"),
-        );
+    if let Err(e) = run_from_staging(host, &request) {
+        error(format!("running from staging: {e}; nothing was changed"), Some("look at: df -h /usr/local"));
         return Exit::Unchanged;
     }
     log();
@@ -95,20 +92,26 @@ fn request(version: &str, arguments: &Install) -> Result<Request, String> {
     })
 }
 
-/// An installer that is about to replace its own executable runs from a copy instead.
-fn run_from_staging(host: &Host) -> io::Result<()> {
-    match staging::runs_from(host)? {
-        RunsFrom::Elsewhere => Ok(()),
-        RunsFrom::OwnCopy(dir) => {
-            staging::unlink_own_copy(&dir);
-            Ok(())
-        }
-        // Once only: a copy that still looks like the installation would become itself for ever.
-        RunsFrom::Installation if std::env::var_os(BECAME).is_some() => {
-            Err(io::Error::other("the copy runs from the installed path"))
-        }
-        RunsFrom::Installation => Err(staging::become_own_copy(host, &[(BECAME, "1")])),
+/// An installer that is about to replace its own executable runs from a copy instead; and where systemd runs, in a
+/// scope of its own, so that it outlives the login session. One exec does both, once.
+fn run_from_staging(host: &Host, request: &Request) -> io::Result<()> {
+    let from = staging::runs_from(host)?;
+    if let RunsFrom::OwnCopy(dir) = &from {
+        staging::unlink_own_copy(dir);
     }
+    if std::env::var_os(BECAME).is_some() {
+        // A copy that still looks like the installation would become itself for ever.
+        let again = from == RunsFrom::Installation;
+        return if again { Err(io::Error::other("the copy runs from the installed path")) } else { Ok(()) };
+    }
+    let scoped = request.mode != Mode::InstallationOnly && host.systemd_runs() && !staging::in_own_unit();
+    let scope = if scoped { Some(staging::new_scope()?) } else { None };
+    let program = match from {
+        RunsFrom::Installation => staging::copy_of_own(host)?,
+        RunsFrom::Elsewhere if scoped => std::fs::read_link("/proc/self/exe")?,
+        RunsFrom::Elsewhere | RunsFrom::OwnCopy(_) => return Ok(()),
+    };
+    Err(staging::become_program(&program, scope.as_deref(), &[(BECAME, "1")]))
 }
 
 fn own_path() -> String {

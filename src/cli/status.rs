@@ -101,13 +101,9 @@ fn installed(status: &Status) -> String {
         Ok(Some(on_disk)) => match &on_disk.described {
             Some(described) => {
                 let (version, digest) = (described.version, short(&on_disk.sha256));
-                match described.confirmed_at.filter(|_| described.confirmed) {
-                    Some(at) => format!("{version}  {digest}  confirmed {}", clock(at)),
-                    None => format!(
-                        "{version}  {digest}  NOT CONFIRMED, put in place {}",
-                        clock(described.installed_at)
-                    ),
-                }
+                let at = clock(described.confirmed_at.unwrap_or(described.installed_at));
+                let how = if described.confirmed { "confirmed" } else { "NOT CONFIRMED, put in place" };
+                format!("{version}  {digest}  {how} {at}")
             }
             None => format!("{}  not described", short(&on_disk.sha256)),
         },

@@ -17,6 +17,8 @@ pub(crate) const MOST_ARCHIVE: u64 = 64 * 1024 * 1024;
 pub(crate) const MOST_UNPACKED: u64 = 128 * 1024 * 1024;
 /// The longest `checksums.txt`, in bytes.
 pub(crate) const MOST_CHECKSUMS: u64 = 256 * 1024;
+/// The longest signature, in bytes.
+pub(crate) const MOST_SIGNATURE: u64 = 4 * 1024;
 /// The member that is wanted.
 const MEMBER: &[u8] = b"ployzd";
 
@@ -51,6 +53,9 @@ pub(crate) enum ArchiveError {
     /// `checksums.txt` does not have exactly one line for the archive's name.
     #[error("checksums.txt {problem}")]
     Checksums { problem: String },
+    /// A signing key is configured, and `checksums.txt` is not signed by it.
+    #[error("checksums.txt {problem}")]
+    Signature { problem: String },
     /// The archive is another than the published one.
     #[error("{name} has sha256 {found}, and checksums.txt says {expected}")]
     Mismatch { name: String, found: String, expected: String },
@@ -101,6 +106,29 @@ impl Unverified {
         let _ = std::fs::remove_file(&self.path);
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Err(ArchiveError::Mismatch { name, found: self.sha256, expected: expected.to_owned() })
+    }
+}
+
+/// What a release publishes about its files.
+#[derive(Debug, Clone)]
+pub(crate) struct Sums {
+    /// `checksums.txt`.
+    pub(crate) checksums: Vec<u8>,
+    /// `checksums.txt.minisig`, if there is one and it was asked for.
+    pub(crate) signature: Option<Vec<u8>>,
+}
+
+impl Sums {
+    /// Whether `checksums.txt` is signed by `key`. Only hashed signatures count: the legacy form is refused.
+    pub(crate) fn check_signature(&self, key: &minisign_verify::PublicKey) -> Result<(), ArchiveError> {
+        let refuse = |problem: String| ArchiveError::Signature { problem };
+        let signature = self.signature.as_ref().ok_or_else(|| refuse("is not signed".into()))?;
+        let text =
+            std::str::from_utf8(signature).map_err(|_| refuse("has a signature that is not text".into()))?;
+        let signature = minisign_verify::Signature::decode(text)
+            .map_err(|e| refuse(format!("has a signature that can't be read: {e}")))?;
+        key.verify(&self.checksums, &signature, false)
+            .map_err(|e| refuse(format!("is not signed by the configured key: {e}")))
     }
 }
 

@@ -273,7 +273,7 @@ impl Record {
             ready_observed_at: None,
             outcome: None,
             warnings: Vec::new(),
-            unit: std::env::var("INVOCATION_ID").ok().and_then(|_| own_unit()),
+            unit: own_unit(),
             invocation_id: std::env::var("INVOCATION_ID").ok().filter(|id| is_id(id)),
             boot_id: host.boot_id(),
             accepted_at: now,
@@ -319,11 +319,11 @@ fn short(id: &str) -> &str {
     id.get(..4).unwrap_or(id)
 }
 
-/// The unit whose cgroup this process is in.
-fn own_unit() -> Option<String> {
+/// The unit of ours whose cgroup this process is in: the scope of an installer, the service of a worker.
+pub(crate) fn own_unit() -> Option<String> {
     let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
-    path.rsplit('/').find(|part| part.contains('.')).map(str::to_owned)
+    path.rsplit('/').find(|part| part.starts_with("ployz-") && part.contains('.')).map(str::to_owned)
 }
 
 /// Reads one record. An unknown field or stage stops nothing, nor does a newer schema.

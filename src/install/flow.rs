@@ -1,49 +1,44 @@
 //! The accepted part of an installation: every stage in its order, with its record written as it begins.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 
 use jiff::Timestamp;
 
+use super::acquisition::{Verified, copy_itself};
 use super::activation::{self, Activated, Before, Staged};
 use super::admission::Admission;
-use super::archive::{
-    Archive, ArchiveError, Incoming, MOST_ARCHIVE, MOST_CHECKSUMS, Unverified, find_checksum,
-};
+use super::archive::{ArchiveError, MOST_ARCHIVE};
 use super::attempt::{self, Installation, Outcome, Record, Stage};
 use super::events::{Event, Refusal, SCHEMA, Tell, What};
-use super::fetch::{self, FetchError};
 use super::installed::{Docker, Inode, Inventory, on_disk};
 use super::preflight::{self, Problem};
 use super::readiness::{self, Expected};
-use super::release::archive_name;
 use super::source::Settings;
 use super::staging::Staging;
 use super::{Mode, Release, Request, Source, host as prepare, restart, units};
-use crate::durable::{create_new, read_bounded, sha256};
-use crate::host::{Host, architecture};
+use crate::host::Host;
 use crate::interrupt::Interrupt;
 use crate::systemd::Systemd;
 
 /// An accepted attempt on its way.
 pub(super) struct Flow<'a> {
-    host: &'a Host,
-    settings: &'a Settings,
+    pub(super) host: &'a Host,
+    pub(super) settings: &'a Settings,
     request: &'a Request,
     systemd: Option<Systemd>,
     docker: Docker,
     admission: Admission,
-    before: Before,
-    record: Record,
-    interrupt: &'a Interrupt,
-    tell: Tell<'a>,
+    pub(super) before: Before,
+    pub(super) record: Record,
+    pub(super) interrupt: &'a Interrupt,
+    pub(super) tell: Tell<'a>,
     /// Nobody reads what is told any more: before activation that cancels, afterwards it is noted.
-    deaf: bool,
+    pub(super) deaf: bool,
 }
 
 /// Why a stage failed.
-struct Failure {
+pub(super) struct Failure {
     reason: &'static str,
     error: String,
     causes: Vec<String>,
@@ -52,11 +47,11 @@ struct Failure {
 
 impl Failure {
     #[allow(clippy::needless_pass_by_value, reason = "errors come as they are")]
-    fn new(reason: &'static str, error: impl ToString) -> Self {
+    pub(super) fn new(reason: &'static str, error: impl ToString) -> Self {
         Self { reason, error: error.to_string(), causes: Vec::new(), help: Vec::new() }
     }
 
-    fn help(mut self, help: impl Into<String>) -> Self {
+    pub(super) fn help(mut self, help: impl Into<String>) -> Self {
         self.help.push(help.into());
         self
     }
@@ -72,19 +67,6 @@ impl Failure {
 /// Fails with all problems at once, if there are any.
 fn none_of(reason: &'static str, problems: Vec<Problem>) -> Result<(), Failure> {
     if problems.is_empty() { Ok(()) } else { Err(Failure::problems(reason, problems)) }
-}
-
-/// What is to be made current: an archive to verify, the same release that is in place, or this very executable.
-enum Acquired {
-    Archive { bytes: Unverified, checksums: Vec<u8> },
-    InPlace { archive_sha256: String },
-    Itself,
-}
-
-enum Verified {
-    Archive(Archive),
-    InPlace { archive_sha256: String },
-    Itself,
 }
 
 impl<'a> Flow<'a> {
@@ -170,6 +152,11 @@ impl<'a> Flow<'a> {
             }
             Outcome::Failed { stage, reason: reason.into(), error, causes, help }
         });
+        if let Some(signal) =
+            self.interrupt.requested().filter(|_| self.record.installation == Installation::Replaced)
+        {
+            self.warn(format!("{signal} came after activation had begun: what was begun was finished"));
+        }
         self.record.ended_at = Some(Timestamp::now());
         let ended = match &outcome {
             Outcome::Succeeded { version, .. } => format!("succeeded: {version} is running"),
@@ -266,113 +253,6 @@ impl<'a> Flow<'a> {
         }
         for warning in prepared.warnings {
             self.warn(warning);
-        }
-    }
-
-    fn acquire(&mut self, release: &Release, staging: &Staging) -> Result<Acquired, Failure> {
-        let Some(architecture) = architecture() else {
-            return Err(Failure::new(
-                "architecture",
-                format!("there is no release for {}", std::env::consts::ARCH),
-            ));
-        };
-        let name = archive_name(architecture);
-        let path = staging.path(&name);
-        match &release.source {
-            Source::Itself => Ok(Acquired::Itself),
-            Source::Local { archive, checksums } => {
-                if archive.file_name().is_none_or(|given| given != name.as_str()) {
-                    let error =
-                        format!("the archive is called {archive:?}, and checksums.txt knows it as {name}");
-                    return Err(Failure::new("archive_name", error));
-                }
-                let most = usize::try_from(MOST_CHECKSUMS).unwrap_or(usize::MAX);
-                let checksums = read_bounded(checksums, most)
-                    .map_err(|e| Failure::new("missing", format!("reading {checksums:?}: {e}")))?;
-                let bytes = copy_local(archive, &path, self.interrupt)?;
-                self.fact(&format!("{name}, {}", megabytes(bytes.length)));
-                Ok(Acquired::Archive { bytes, checksums })
-            }
-            Source::Published { checksums } => {
-                if let Some(archive_sha256) = self.in_place(release, checksums, &name) {
-                    self.fact("the published archive is the one that is installed");
-                    return Ok(Acquired::InPlace { archive_sha256 });
-                }
-                let url = self.settings.archive_url(release.version, architecture);
-                let bytes = self.download(&url, &path)?;
-                self.fact(&format!("{name}, {}", megabytes(bytes.length)));
-                Ok(Acquired::Archive { bytes, checksums: checksums.clone() })
-            }
-        }
-    }
-
-    /// The published archive's digest, when exactly that archive is what is installed.
-    fn in_place(&self, release: &Release, checksums: &[u8], name: &str) -> Option<String> {
-        let published = find_checksum(checksums, name).ok()?;
-        let described = self.before.inventory.current.as_ref()?;
-        let (_, on_disk) = self.before.current.as_ref()?;
-        let same = described.version == release.version
-            && described.archive_sha256.as_ref() == Some(&published)
-            && described.sha256 == *on_disk;
-        if same { Some(published) } else { None }
-    }
-
-    fn download(&mut self, url: &str, path: &Path) -> Result<Unverified, Failure> {
-        let writing = |e: io::Error| Failure::new("disk", format!("writing {path:?}: {e}"));
-        let mut incoming = Incoming::create(path).map_err(writing)?;
-        let bounds = fetch::Bounds { most: MOST_ARCHIVE, deadline: self.settings.deadlines.acquire };
-        let (id, tell, deaf) = (&self.record.id, &mut self.tell, &mut self.deaf);
-        let mut told = 0;
-        fetch::fetch(self.host, self.settings, url, bounds, self.interrupt, &mut |bytes, total| {
-            incoming.take(bytes)?;
-            // A screen needs no more than this.
-            if incoming.length() - told >= 256 * 1024 || Some(incoming.length()) == total {
-                told = incoming.length();
-                let what = What::Progress { attempt: id, bytes: told, total };
-                *deaf |= tell(&Event { schema: SCHEMA, what, at: Timestamp::now() }).is_err();
-                if *deaf {
-                    return Err(io::Error::new(
-                        io::ErrorKind::BrokenPipe,
-                        "nobody reads the output any more",
-                    ));
-                }
-            }
-            Ok(())
-        })
-        .map_err(|e| match &e {
-            FetchError::NotFound { .. } => {
-                Failure::new("not_found", e).help("ask for another version or channel")
-            }
-            FetchError::Refused { .. } => Failure::new("refused", e),
-            FetchError::Unreachable { .. } => Failure::new("unreachable", e).help("try again later"),
-            FetchError::Here(_) => Failure::new("fetch", e),
-            FetchError::Cancelled(_) => Failure::new("cancelled", e),
-        })?;
-        Ok(incoming.finish())
-    }
-
-    fn verify(&mut self, acquired: Acquired) -> Result<Verified, Failure> {
-        match acquired {
-            Acquired::Itself => Ok(Verified::Itself),
-            Acquired::InPlace { archive_sha256 } => Ok(Verified::InPlace { archive_sha256 }),
-            Acquired::Archive { bytes, checksums } => {
-                let name = architecture().map(archive_name).unwrap_or_default();
-                let failed = |e: ArchiveError| {
-                    let reason = match e {
-                        ArchiveError::Checksums { .. } => "checksums",
-                        _ => "checksum_mismatch",
-                    };
-                    Failure::new(reason, e)
-                        .help("the source is damaged or was changed: do not install from it")
-                };
-                let expected = find_checksum(&checksums, &name).map_err(failed)?;
-                let archive = bytes.verify(&expected).map_err(failed)?;
-                self.fact(&format!(
-                    "sha256 {}  (checksums.txt; no signing key is configured)",
-                    shorten(&archive.sha256)
-                ));
-                Ok(Verified::Archive(archive))
-            }
         }
     }
 
@@ -574,7 +454,7 @@ impl<'a> Flow<'a> {
         Ok(())
     }
 
-    fn fact(&mut self, fact: &str) {
+    pub(super) fn fact(&mut self, fact: &str) {
         tracing::info!(
             ployz_attempt = self.record.id,
             ployz_stage = self.record.stage.to_string(),
@@ -623,44 +503,6 @@ impl<'a> Flow<'a> {
     }
 }
 
-/// Copies an archive that is here, hashed as it is copied: what is verified is what is extracted.
-fn copy_local(from: &Path, to: &Path, interrupt: &Interrupt) -> Result<Unverified, Failure> {
-    let reading = |e: io::Error| Failure::new("missing", format!("reading {from:?}: {e}"));
-    let writing = |e: io::Error| Failure::new("disk", format!("writing {to:?}: {e}"));
-    let mut file = File::open(from).map_err(reading)?;
-    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
-        return Err(reading(io::Error::other("not a regular file")));
-    }
-    let mut incoming = Incoming::create(to).map_err(writing)?;
-    let mut buffer = vec![0u8; 64 * 1024];
-    loop {
-        if let Some(signal) = interrupt.requested() {
-            return Err(Failure::new("cancelled", format!("cancelled by {signal}")));
-        }
-        match file.read(&mut buffer) {
-            Ok(0) => return Ok(incoming.finish()),
-            Ok(n) => incoming.take(&buffer[..n]).map_err(writing)?,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(reading(e)),
-        }
-    }
-}
-
-/// Copies the running executable to where the next one lives; returns the copy's digest, which is the original's.
-fn copy_itself(to: &Path) -> Result<String, Failure> {
-    let copied = || -> io::Result<(String, String)> {
-        let mut copy = create_new(to)?;
-        io::copy(&mut File::open("/proc/self/exe")?, &mut copy)?;
-        drop(copy);
-        Ok((sha256(File::open(to)?)?.0, sha256(File::open("/proc/self/exe")?)?.0))
-    };
-    match copied() {
-        Ok((copy, original)) if copy == original => Ok(copy),
-        Ok(_) => Err(Failure::new("disk", format!("{to:?} differs from what is running"))),
-        Err(e) => Err(Failure::new("disk", format!("copying the running executable to {to:?}: {e}"))),
-    }
-}
-
 /// Makes a staged file executable by everyone; the installed one must be that already.
 fn executable(path: &Path, in_place: bool) -> Result<(), Failure> {
     use std::os::unix::fs::PermissionsExt;
@@ -670,15 +512,4 @@ fn executable(path: &Path, in_place: bool) -> Result<(), Failure> {
         return Ok(());
     }
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).map_err(failed)
-}
-
-/// "3f9c…a2"
-fn shorten(sha256: &str) -> String {
-    format!("{}…{}", sha256.get(..4).unwrap_or_default(), sha256.get(62..).unwrap_or_default())
-}
-
-/// "2.2 MB"
-fn megabytes(bytes: u64) -> String {
-    let tenths = bytes / 100_000;
-    format!("{}.{} MB", tenths / 10, tenths % 10)
 }

@@ -28,6 +28,8 @@ pub struct Settings {
     pub ca: Option<Vec<u8>>,
     /// The proxy for every download.
     pub proxy: Option<String>,
+    /// When set, `checksums.txt` must be signed by it (minisign).
+    pub signing_key: Option<minisign_verify::PublicKey>,
     /// Whether `http:` is allowed: for a mirror on a trusted network.
     pub allow_http: bool,
     /// The oldest version that is accepted; none by default.
@@ -120,11 +122,10 @@ impl Settings {
         if let Some(schema) = file.schema.filter(|s| *s != SCHEMA) {
             return Err(format!("schema {schema} is not known to this release (it knows {SCHEMA})"));
         }
-        if file.signing_key.is_some() {
-            return Err(
-                "signing_key: this release can't check signatures, so it refuses to go on without".into()
-            );
-        }
+        let signing_key =
+            file.signing_key.as_deref().map(minisign_verify::PublicKey::from_base64).transpose();
+        let signing_key =
+            signing_key.map_err(|e| format!("signing_key is not a minisign public key: {e}"))?;
         let ca = match &file.ca_file {
             Some(path) => {
                 Some(read_bounded(path, MOST_CA).map_err(|e| format!("ca_file: reading {path:?}: {e}"))?)
@@ -136,6 +137,7 @@ impl Settings {
             channels: base("channels", file.channels.as_deref().unwrap_or(CHANNELS), file.allow_http)?,
             ca,
             proxy: file.proxy.as_deref().map(|p| base("proxy", p, true)).transpose()?,
+            signing_key,
             allow_http: file.allow_http,
             floor: file.floor,
             deadlines: Deadlines::check(file.deadlines, file.confirm_window)?,
@@ -152,6 +154,11 @@ impl Settings {
     /// The URL of a release's `checksums.txt`.
     pub fn checksums_url(&self, version: Version) -> String {
         format!("{}/v{version}/checksums.txt", self.releases)
+    }
+
+    /// The URL of the signature of a release's `checksums.txt`.
+    pub fn signature_url(&self, version: Version) -> String {
+        format!("{}.minisig", self.checksums_url(version))
     }
 
     /// The URL of a release's archive for an architecture.

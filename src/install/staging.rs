@@ -1,7 +1,6 @@
 //! Private staging: the archive of an attempt, and the copy that an installer runs from, so that its own executable
 //! survives what it replaces.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -11,6 +10,11 @@ use std::process::Command;
 use super::admission::Admission;
 use crate::durable::{create_new, make_dir, random_hex, seal, sha256};
 use crate::host::{Account, Host};
+
+/// What an installer's scope is called.
+const SCOPE_PREFIX: &str = "ployz-install-";
+/// More than the deadlines of all stages together.
+const SCOPE_SECONDS: u32 = 3600;
 
 /// The staging directory of one attempt; gone when this value is.
 #[derive(Debug)]
@@ -99,31 +103,49 @@ pub(crate) fn runs_from(host: &Host) -> io::Result<RunsFrom> {
     Ok(if installed { RunsFrom::Installation } else { RunsFrom::Elsewhere })
 }
 
-/// Copies this process's executable into private staging, checks that the copy is byte for byte what is running, and
-/// becomes it: same process, same arguments. Returns only when that did not work.
-pub(crate) fn become_own_copy(host: &Host, environment: &[(&str, &str)]) -> io::Error {
-    let copied = || -> io::Result<PathBuf> {
-        make_dir(&host.lib(), 0o755)?;
-        make_dir(&host.own_copies(), 0o755)?;
-        let dir = host.own_copies().join(format!("{}.{}", std::process::id(), random_hex(4)?));
-        make_dir(&dir, 0o700)?;
-        let path = dir.join("ployzd");
-        let mut copy = create_new(&path)?;
-        io::copy(&mut File::open("/proc/self/exe")?, &mut copy)?;
-        seal(host, &copy, 0o755, Account { uid: 0, gid: 0 })?;
-        drop(copy);
-        if sha256(File::open(&path)?)? != sha256(File::open("/proc/self/exe")?)? {
-            return Err(io::Error::other("the copy differs from what is running"));
-        }
-        Ok(path)
-    };
-    match copied() {
-        Ok(path) => {
-            let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-            Command::new(path).args(arguments).envs(environment.iter().copied()).exec()
-        }
-        Err(e) => e,
+/// Copies this process's executable into private staging and checks that the copy is byte for byte what is running.
+pub(crate) fn copy_of_own(host: &Host) -> io::Result<PathBuf> {
+    make_dir(&host.lib(), 0o755)?;
+    make_dir(&host.own_copies(), 0o755)?;
+    let dir = host.own_copies().join(format!("{}.{}", std::process::id(), random_hex(4)?));
+    make_dir(&dir, 0o700)?;
+    let path = dir.join("ployzd");
+    let mut copy = create_new(&path)?;
+    io::copy(&mut File::open("/proc/self/exe")?, &mut copy)?;
+    seal(host, &copy, 0o755, Account { uid: 0, gid: 0 })?;
+    drop(copy);
+    if sha256(File::open(&path)?)? != sha256(File::open("/proc/self/exe")?)? {
+        return Err(io::Error::other("the copy differs from what is running"));
     }
+    Ok(path)
+}
+
+/// Becomes `program` with the arguments of this process: same process, `environment` added. With `scope`, in a
+/// transient scope of its own, so that the end of the login session does not end it; bounded in time. Returns only
+/// when that did not work.
+pub(crate) fn become_program(program: &Path, scope: Option<&str>, environment: &[(&str, &str)]) -> io::Error {
+    let mut command = match scope {
+        None => Command::new(program),
+        Some(name) => {
+            let mut command = Command::new("systemd-run");
+            command.args(["--scope", "--collect", "--quiet", "--description=ployzd install"]);
+            command.arg(format!("--unit={name}")).arg(format!("--property=RuntimeMaxSec={SCOPE_SECONDS}"));
+            command.arg("--").arg(program);
+            command
+        }
+    };
+    let environment = environment.iter().copied();
+    command.args(std::env::args_os().skip(1)).env("PATH", crate::command::PATH).envs(environment).exec()
+}
+
+/// The name of a scope for one installer: what it is called tells it, once it is in there.
+pub(crate) fn new_scope() -> io::Result<String> {
+    Ok(format!("{SCOPE_PREFIX}{}", random_hex(4)?))
+}
+
+/// Whether this process is in such a scope, or in a unit of ours that bounds it already.
+pub(crate) fn in_own_unit() -> bool {
+    super::attempt::own_unit().is_some()
 }
 
 /// The first act of a process that runs from its own copy: nothing is left behind, however it ends.

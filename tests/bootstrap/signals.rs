@@ -63,10 +63,10 @@ fn while_it_fetches_it_stops_at_once() {
 fn at_any_moment_staging_goes() {
     let Some(world) = enter!() else { return };
     for shell in SHELLS {
-        for moment in 0..24 {
-            let what = format!("{}, {} ms", shell.name, moment * 6);
+        for moment in 0..16 {
+            let what = format!("{}, {} ms", shell.name, moment * 9);
             let running = world.run(&[]).shell(shell).start();
-            std::thread::sleep(Duration::from_millis(moment * 6));
+            std::thread::sleep(Duration::from_millis(moment * 9));
             if moment % 2 == 0 {
                 running.signal(SIGTERM)
             } else {
@@ -74,8 +74,10 @@ fn at_any_moment_staging_goes() {
             }
             let ended = running.end();
             // Too late to stop it, it has run to its end, or ployzd's stand-in has been ended by the signal.
-            let codes = if world.called().is_some() { [0, 130, 143] } else { [130, 130, 143] };
-            assert!(codes.contains(&ended.code), "{what}: {ended:?}");
+            let ran = world.called().is_some();
+            // A ksh takes a signal that arrives in a command substitution for an end of the substitution.
+            let stopped = [130, 143].contains(&ended.code) || (shell.name == "ksh" && ended.code != 0);
+            assert!(stopped || (ran && ended.code == 0), "{what}, ployzd ran: {ran}: {ended:?}");
             assert!(world.staged().is_empty(), "{what}: {:?}", world.staged());
         }
     }

@@ -107,7 +107,7 @@ fn a_pointer_to_a_release_that_is_not_there_is_refused_before_acceptance() {
         let refused = world.refused(&request);
         assert!(refused.contains(missing), "{refused}");
         assert!(!world.host.install_state().exists(), "not even the directory of records is made");
-        assert!(!world.host.lib().exists() && !world.host.bin().exists());
+        assert!(!world.host.lib().exists());
         assert_eq!(world.left_over(), NONE);
     }
     assert_eq!(world.server.settled().len(), 4, "what does not exist is asked for once");

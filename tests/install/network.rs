@@ -13,7 +13,6 @@ use crate::world::{NONE, World, alone, channel, exact, script};
 
 const ARCHIVE: &str = "*.tar.gz";
 const CHECKSUMS: &str = "*/checksums.txt";
-const POINTER: &str = "/v1/stable";
 /// Deadlines under which nothing here takes long.
 const DEADLINE: u64 = 2;
 
@@ -123,67 +122,67 @@ fn retry_after_is_obeyed_within_the_deadline() {
     }
 }
 
-/// What must not work: where, what is done, the reason of the record, a part of the text, and whether it was tried
-/// again.
+/// What must not work: what is done, the reason in the record, a part of the text, and whether it was tried again. For
+/// a pointer there is no record, and no reason.
 struct Bad {
     name: &'static str,
-    at: &'static str,
-    rule: Rule,
+    rules: Vec<Rule>,
     reason: &'static str,
     says: &'static str,
     again: bool,
 }
 
 fn bad(plain: &Server) -> Vec<Bad> {
-    let at = |path| move |name, rule: fn(Rule) -> Rule, reason, says, again| {
-        Bad { name, at: path, rule: rule(Rule::new(path)), reason, says, again }
-    };
-    let (archive, checksums, pointer) = (at(ARCHIVE), at(CHECKSUMS), at(POINTER));
-    let millis = Duration::from_millis;
-    let mut all = vec![
-        archive("404", |r| r.status(404), "not_found", "does not exist (status 404)", false),
-        archive("410", |r| r.status(410), "not_found", "does not exist (status 410)", false),
-        archive("403", |r| r.status(403), "refused", "answered 403 Forbidden", false),
-        archive("401", |r| r.status(401), "refused", "answered 401 Unauthorized", false),
-        archive("407", |r| r.status(407), "refused", "answered 407 Proxy", false),
-        archive("204", |r| r.status(204), "refused", "answered 204 No Content", false),
-        archive("302 to nowhere", |r| r.status(302), "refused", r#"answered 302 Found to "nowhere""#, false),
-        archive("500", |r| r.status(500), "unreachable", "answered 500 Internal Server Error, after", true),
-        archive("503", |r| r.status(503), "unreachable", "answered 503 Service Unavailable, after", true),
-        archive("a loop", Rule::redirect_loop, "refused", "more than 5 redirects", false),
-        archive("six redirects", |r| r.redirect_chain(6), "refused", "more than 5 redirects", false),
-        archive("to a file", |r| r.redirect("file:///etc/passwd"), "refused", "file:///etc/passwd", false),
-        archive("encoded", Rule::gzip_lie, "refused", "encoded the content, which was not asked for", false),
-        archive("far too long", |r| r.announce(Announce::Length(1 << 40)), "refused", "announces 1099511627776", false),
-        archive("without end", Rule::endless, "refused", "sent more than 67108864 bytes", false),
-        archive("too short", |r| r.announce(Announce::Length(9000)), "checksum_mismatch", "checksums.txt says", false),
-        archive("never whole", |r| r.announce(Announce::Length(1 << 20)), "unreachable", "after", true),
-        archive("always cut", |r| r.cut(0, How::Reset), "unreachable", "after", true),
-        archive("silent", |r| r.delay(Duration::from_secs(20)), "unreachable", "timed out", true),
-        archive("stalls", |r| r.cut(100, How::Stall), "unreachable", "after", true),
-        archive("a page", |r| r.body("<html>login</html>"), "checksum_mismatch", "checksums.txt says", false),
-        archive("garbage", Rule::garbage, "unreachable", "after", true),
-        archive("a huge head", |r| r.huge_header(4 << 20), "unreachable", "after", true),
-        archive("wrong range", |r| r.range(RangeLie::Mislabelled), "checksum_mismatch", "says", true),
-        checksums("403", |r| r.status(403), "", "answered 403 Forbidden", false),
-        checksums("503", |r| r.status(503), "", "answered 503 Service Unavailable, after", true),
-        checksums("without end", Rule::endless, "", "sent more than 262144 bytes", false),
-        checksums("too long", |r| r.announce(Announce::Length(1 << 30)), "", "more than 262144", false),
-        pointer("404", |r| r.status(404), "", "/v1/stable does not exist (status 404)", false),
-        pointer("403 page", |r| r.status(403), "", "answered 403 Forbidden", false),
-        pointer("429", |r| r.status(429), "", "answered 429 Too Many Requests, after", true),
-        pointer("page", |r| r.body("<html>login</html>"), "", "not one line with a version", false),
-        pointer("without end", Rule::endless, "", "sent more than 4096 bytes", false),
-        pointer("garbage", Rule::garbage, "", "after", true),
-    ];
-    let drops = Rule::new(ARCHIVE).drip(1, millis(300));
-    all.push(Bad { name: "a byte at a time", at: ARCHIVE, rule: drops, reason: "unreachable", says: "it was not complete (", again: false });
-    let rule = Rule::new(ARCHIVE).redirect(plain.url() + "/x.tar.gz");
-    let says = "a redirect to http://127.0.0.1:";
-    all.push(Bad { name: "to http", at: ARCHIVE, rule, reason: "refused", says, again: false });
-    let rule = Rule::at_accept(Accept::Hang);
-    all.push(Bad { name: "no handshake", at: POINTER, rule, reason: "", says: "it was not complete (0 bytes", again: false });
-    all
+    let final_ = |name, rule: Rule, reason, says| Bad { name, rules: vec![rule], reason, says, again: false };
+    let again = |name, rule: Rule, says| Bad { name, rules: vec![rule], reason: "unreachable", says, again: true };
+    let (archive, checksums, pointer) =
+        (|| Rule::new(ARCHIVE), || Rule::new(CHECKSUMS), || Rule::new("/v1/stable"));
+    let refused = |name, rule, says| final_(name, rule, "refused", says);
+    let mismatch = |name, rule| final_(name, rule, "checksum_mismatch", "and checksums.txt says");
+    let (slowly, seconds) = (Duration::from_millis(300), Duration::from_secs);
+    vec![
+        final_("404", archive().status(404), "not_found", "does not exist (status 404)"),
+        final_("410", archive().status(410), "not_found", "does not exist (status 410)"),
+        refused("403", archive().status(403), "the server answered 403 Forbidden"),
+        refused("401", archive().status(401), "answered 401 Unauthorized"),
+        refused("407", archive().status(407), "answered 407 Proxy"),
+        refused("204", archive().status(204), "answered 204 No Content"),
+        refused("redirect to nowhere", archive().status(302), r#"answered 302 Found to "nowhere""#),
+        refused("redirect loop", archive().redirect_loop(), "more than 5 redirects"),
+        refused("six redirects", archive().redirect_chain(6), "more than 5 redirects"),
+        refused("to http", archive().redirect(plain.url() + "/x"), "a redirect to http://127.0.0.1:"),
+        refused("to a file", archive().redirect("file:///etc/passwd"), "file:///etc/passwd"),
+        refused("encoded", archive().gzip_lie(), "encoded the content, which was not asked for"),
+        refused("far too long", archive().announce(Announce::Length(1 << 40)), "announces 1099511627776 bytes"),
+        refused("without end", archive().endless(), "sent more than 67108864 bytes"),
+        again("500", archive().status(500), "answered 500 Internal Server Error, after"),
+        again("503", archive().status(503), "answered 503 Service Unavailable, after"),
+        again("never whole", archive().announce(Announce::Length(1 << 20)), "after"),
+        again("cut at once", archive().cut(0, How::Reset), "after"),
+        again("silent", archive().delay(seconds(20)), "after"),
+        again("stalls", archive().cut(100, How::Stall), "after"),
+        again("garbage", archive().garbage(), "after"),
+        again("a huge head", archive().huge_header(4 << 20), "after"),
+        final_("drops", archive().drip(1, slowly), "unreachable", "it was not complete ("),
+        mismatch("too short", archive().announce(Announce::Length(9000))),
+        mismatch("a page", archive().body("<html>log in</html>")),
+        Bad {
+            rules: vec![archive().cut(20_000, How::Reset).times(1), archive().range(RangeLie::Mislabelled)],
+            again: true,
+            ..mismatch("wrong range", archive())
+        },
+        final_("checksums 403", checksums().status(403), "", "answered 403 Forbidden"),
+        Bad { reason: "", ..again("checksums 503", checksums().status(503), "503 Service Unavailable, after") },
+        final_("checksums without end", checksums().endless(), "", "sent more than 262144 bytes"),
+        final_("checksums too long", checksums().announce(Announce::Length(1 << 30)), "", "more than 262144"),
+        final_("pointer 404", pointer().status(404), "", "/v1/stable does not exist (status 404)"),
+        final_("pointer 403", pointer().status(403), "", "answered 403 Forbidden"),
+        Bad { reason: "", ..again("pointer 429", pointer().status(429), "answered 429 Too Many Requests, after") },
+        final_("pointer page", pointer().body("<html>log in</html>"), "", "not one line with a version"),
+        final_("pointer without end", pointer().endless(), "", "sent more than 4096 bytes"),
+        Bad { reason: "", ..again("pointer garbage", pointer().garbage(), "after") },
+        final_("no handshake", Rule::at_accept(Accept::Hang), "", "it was not complete (0 bytes came)"),
+    ]
 }
 
 #[test]
@@ -191,14 +190,69 @@ fn what_does_not_pass_is_said_within_its_deadline() {
     let alone = alone();
     let site = tempfile::tempdir().unwrap();
     let plain = Server::start(Options::new(site.path()).tls(Tls::Plain)).unwrap();
-    let all = bad(&plain);
-    let worlds: Vec<World> = all.iter().map(|_| world(&alone)).collect();
-    // At once: most of the time is spent waiting, and none of these comes to the point where something is run.
+    let all: Vec<(Bad, World)> = bad(&plain).into_iter().map(|bad| (bad, world(&alone))).collect();
+    // At once: most of the time is spent waiting, and none of these comes as far as to run what it fetched.
     thread::scope(|scope| {
-        for (case, world) in all.into_iter().zip(worlds) {
-            let Prepared { host, server, .. } = Prepared::of(world);
-            scope.spawn(move || assert_bad(&case, &host, &server));
+        for (bad, world) in all {
+            scope.spawn(move || assert_bad(&bad, &world));
         }
     });
     assert!(plain.requests().is_empty(), "nothing was asked of the http server");
+}
+
+fn assert_bad(bad: &Bad, world: &World) {
+    let Bad { name, rules, reason, says, again } = bad;
+    world.settings(&json!({"deadlines": {"pointer": DEADLINE, "stall": 1, "acquire": DEADLINE}}));
+    let path = rules[0].path.trim_start_matches('*').to_owned();
+    world.server.set_rules(rules.clone());
+    let request = if path == "/v1/stable" || path.is_empty() { channel(Channel::Stable) } else { exact("1.4.0") };
+    let start = Instant::now();
+    let text = if reason.is_empty() {
+        world.refused(&request)
+    } else {
+        let (found, error) = world.failed(&request);
+        assert_eq!(found, *reason, "{name}: {error}");
+        error
+    };
+    let took = start.elapsed();
+    assert!(text.contains(says), "{name}: {text}");
+    assert!(text.len() < 600 && !text.contains(['\u{1b}', '\n']), "{name}: {text}");
+    // Many at once on few processors: what is asked for here is that it ends, not that it is quick.
+    assert!(took < Duration::from_secs(2 * DEADLINE + 6), "{name}: {took:?}");
+    let asked = world.server.settled().into_iter().filter(|asked| asked.path.ends_with(&path) && !path.is_empty());
+    let asked = asked.filter(|asked| asked.query.is_none()).count();
+    assert!(if *again { asked > 1 } else { asked <= 1 }, "{name}: asked {asked} times: {text}");
+}
+
+#[test]
+fn an_unreachable_source_is_refused_before_acceptance() {
+    let alone = alone();
+    let world = World::new(&alone);
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for (releases, text) in [
+        (format!("https://{closed}"), "Connection refused"),
+        ("https://releases.invalid".to_owned(), "dns error"),
+    ] {
+        let deadlines = json!({"pointer": DEADLINE, "stall": 1});
+        world.settings(&json!({"releases": releases, "channels": releases, "deadlines": deadlines}));
+        for request in [exact("1.4.0"), channel(Channel::Stable)] {
+            let refused = world.refused(&request);
+            assert!(refused.contains(text) && refused.contains(&releases), "{refused}");
+            assert!(!world.host.install_state().exists());
+        }
+    }
+}
+
+#[test]
+fn what_was_refused_or_failed_can_be_asked_for_again() {
+    let alone = alone();
+    let world = world(&alone);
+    for rule in [Rule::new(ARCHIVE).status(403), Rule::new(CHECKSUMS).status(403)] {
+        world.server.set_rules(vec![rule]);
+        let _ = world.install(&exact("1.4.0"));
+        assert_eq!(world.inventory()["current"]["version"], "1.3.0");
+    }
+    world.server.set_rules(Vec::new());
+    let record = world.installed(&exact("1.4.0"));
+    assert_eq!(record.installation, Installation::Replaced);
 }

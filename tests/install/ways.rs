@@ -210,6 +210,18 @@ fn state_configuration_and_what_is_not_ours_stays_as_it_is() {
 }
 
 #[test]
+fn directories_that_are_missing_are_made() {
+    let alone = alone();
+    let world = World::new(&alone);
+    world.release("1.4.0");
+    fs::remove_dir_all(world.root().join("usr")).unwrap();
+    world.installed(&exact("1.4.0"));
+    for dir in [world.host.bin(), world.host.lib(), world.host.units()] {
+        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o7777, 0o755, "{dir:?}");
+    }
+}
+
+#[test]
 fn a_record_on_disk_is_the_one_that_was_returned() {
     let alone = alone();
     let world = World::new(&alone);

@@ -55,10 +55,12 @@ impl World {
 
     /// The same with another kind of source.
     pub(crate) fn over(_alone: &Alone, tls: Tls) -> Self {
-        let (site, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let directory = |name: &str| tempfile::Builder::new().prefix(name).tempdir().unwrap();
+        let (site, root) = (directory("site-"), directory("root-"));
         let server = Server::start(Options::new(site.path()).tls(tls)).unwrap();
         let host = Host::under(root.path(), Path::new(PLOYZD));
         let interrupt = Interrupt::hold().unwrap();
+        fs::create_dir_all(host.bin()).unwrap();
         let world = Self { host, server, interrupt, told: RefCell::default(), site, root };
         world.settings(&json!({}));
         world

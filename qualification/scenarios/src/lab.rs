@@ -64,7 +64,8 @@ impl Lab {
         let alive = janitor.stdin.take().expect("the janitor's standard input");
         let mut said = String::new();
         let stdout = janitor.stdout.take().expect("the janitor's standard output");
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut said).expect("hearing the janitor");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut said)
+            .expect("hearing the janitor");
         assert_eq!(said.trim(), "ready", "the lab {id} can't be used: see above");
         let lab = Self { id: id.to_owned(), scratch, _alive: alive };
         lab.machine(Duration::from_secs(30), &["net-up"]).ok();

@@ -67,7 +67,8 @@ impl Machine {
             let line = shown.stdout.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
             line.unwrap_or_default().to_owned()
         };
-        let digest = shown.stdout.lines().find(|line| line.contains("/proc/")).map(|line| line[..64].to_owned());
+        let digest =
+            shown.stdout.lines().find(|line| line.contains("/proc/")).map(|line| line[..64].to_owned());
         Facts {
             pid: field("MainPID").parse().unwrap_or(0),
             state: field("ActiveState"),
@@ -101,7 +102,9 @@ impl Machine {
     /// What the Machine API says.
     #[track_caller]
     pub fn api(&self) -> Value {
-        self.run("curl -fsS -m 10 --unix-socket /run/ployz/ployz.sock http://machine/v1/machine").expect(0).json()
+        self.run("curl -fsS -m 10 --unix-socket /run/ployz/ployz.sock http://machine/v1/machine")
+            .expect(0)
+            .json()
     }
 
     /// `ployzd status --json`, whatever its exit code.

@@ -268,12 +268,23 @@ impl Machine {
         let sections = [
             ("units", "systemctl status --no-pager -l -n 5 'ployz*'"),
             ("status", "/usr/local/bin/ployzd status"),
-            ("attempts", "cd /var/lib/ployz-install && cat admission.lock; ls -la attempts; tail -n +1 attempts/*.json"),
-            ("files", "ls -laR /usr/local/bin /usr/local/lib/ployz /usr/local/lib/systemd; cat /etc/ployz/install.json"),
+            (
+                "attempts",
+                "cd /var/lib/ployz-install && cat admission.lock; ls -la attempts; tail -n +1 attempts/*.json",
+            ),
+            (
+                "files",
+                "ls -laR /usr/local/bin /usr/local/lib/ployz /usr/local/lib/systemd; cat /etc/ployz/install.json",
+            ),
             ("journal", "journalctl -b --no-pager -n 80"),
         ];
         for (title, command) in sections {
-            eprintln!("=== {} ({}): {title}\n{}", self.name, self.image, self.run_within(20, command).both().trim_end());
+            eprintln!(
+                "=== {} ({}): {title}\n{}",
+                self.name,
+                self.image,
+                self.run_within(20, command).both().trim_end()
+            );
         }
         let console = self.console();
         let lines: Vec<&str> = console.lines().collect();

@@ -1,4 +1,7 @@
 //! Releases of this tree, built by `qualification/release` when a scenario first asks for them.
+//!
+//! With `PLOYZ_BUILT=DIR` they are kept there, and what is there is not built again: so all test programs of one run
+//! see the same bytes, whatever is edited meanwhile.
 
 use std::collections::HashMap;
 use std::fs;
@@ -69,25 +72,38 @@ fn built(version: &str, options: &[&str]) -> Release {
     if let Some(release) = built.get(&name) {
         return release.clone();
     }
-    let out = scratch().join("releases").join(&name);
+    let kept = std::env::var_os("PLOYZ_BUILT").map(PathBuf::from);
+    let out = kept.unwrap_or_else(|| scratch().join("releases")).join(&name);
+    let dir = out.join("releases/download").join(format!("v{version}"));
+    if !dir.join("ployzd").exists() {
+        build(version, options, &out, &dir);
+    }
+    let release = Release { version: version.to_owned(), sha256: sha256(&dir.join("ployzd")), dir };
+    built.insert(name, release.clone());
+    release
+}
+
+fn build(version: &str, options: &[&str], out: &Path, dir: &Path) {
     let script = repository().join("qualification/release").display().to_string();
     let mut words = vec![script.as_str(), version, "--no-pointer", "--out"];
     let path = out.display().to_string();
     words.push(&path);
     words.extend(options);
     host_within(BUILD, &words).ok();
-    let dir = out.join("releases/download").join(format!("v{version}"));
-    let archive = dir.join(archive_name(&dir)).display().to_string();
-    host(&["tar", "-C", &dir.display().to_string(), "-xzf", &archive, "ployzd"]).ok();
-    let release = Release { version: version.to_owned(), sha256: sha256(&dir.join("ployzd")), dir };
-    built.insert(name, release.clone());
-    release
+    let archive = dir.join(archive_name(dir)).display().to_string();
+    let unpacked = dir.join(".unpacked");
+    fs::create_dir_all(&unpacked).expect("making a directory");
+    host(&["tar", "-C", &unpacked.display().to_string(), "-xzf", &archive, "ployzd"]).ok();
+    // Last, and whole: it says that the release is complete.
+    fs::rename(unpacked.join("ployzd"), dir.join("ployzd")).expect("unpacking a release");
 }
 
 fn archive_name(dir: &Path) -> String {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names.find(|name| name.starts_with("ployzd_")).unwrap_or_else(|| panic!("no archive of ployzd in {dir:?}"))
+    names
+        .find(|name| name.starts_with("ployzd_"))
+        .unwrap_or_else(|| panic!("no archive of ployzd in {dir:?}"))
 }
 
 fn sha256(path: &Path) -> String {

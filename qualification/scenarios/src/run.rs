@@ -77,7 +77,8 @@ impl Run {
     #[track_caller]
     pub fn events(&self) -> Vec<Value> {
         let parse = |line| {
-            serde_json::from_str(line).unwrap_or_else(|e| panic!("{line:?} is not JSON ({e}):\n{}", self.shown()))
+            serde_json::from_str(line)
+                .unwrap_or_else(|e| panic!("{line:?} is not JSON ({e}):\n{}", self.shown()))
         };
         self.text().lines().map(parse).collect()
     }

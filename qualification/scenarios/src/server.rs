@@ -58,7 +58,8 @@ impl Serving {
         let binary = binary();
         let listen = format!("10.77.0.1:{port}");
         let (root, log, control) = (self.root.display().to_string(), path("log"), path("control"));
-        let words = lab().words(&["lab", binary, &root, "--listen", &listen, "--log", &log, "--control", &control]);
+        let words =
+            lab().words(&["lab", binary, &root, "--listen", &listen, "--log", &log, "--control", &control]);
         let mut child = Command::new(&words[0])
             .args(&words[1..])
             .stdin(Stdio::null())
@@ -157,7 +158,8 @@ fn binary() -> &'static str {
         let script = repository().join("qualification/release-server");
         let bound = std::time::Duration::from_secs(600);
         host_within(bound, &[script.as_os_str(), "--make-ca".as_ref()]).ok();
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
+        let target =
+            std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
         target.join("debug/release-server").display().to_string()
     })
 }

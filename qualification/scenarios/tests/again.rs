@@ -1,7 +1,12 @@
 //! Installing what is there: nothing is replaced or restarted that is in place and running, and what differs from it
 //! in the least is.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed assumption fails the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed assumption fails the test"
+)]
 
 use scenarios::{Image, Machine, Run, release, serve};
 
@@ -38,7 +43,11 @@ fn second_run_replaces_and_restarts_nothing(image: Image) {
 
     server.forget();
     nothing_was_needed("network", machine.run("/usr/local/bin/ployzd install --version 1.4.0 --json"));
-    assert_eq!(server.asked(), ["/releases/download/v1.4.0/checksums.txt"], "the archive is not fetched again");
+    assert_eq!(
+        server.asked(),
+        ["/releases/download/v1.4.0/checksums.txt"],
+        "the archive is not fetched again"
+    );
 
     server.forget();
     nothing_was_needed("channel", machine.run("/usr/local/bin/ployzd install --channel stable --json"));

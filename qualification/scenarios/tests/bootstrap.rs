@@ -1,6 +1,11 @@
 //! A fresh host becomes a Machine: what `curl … | sh` leaves, and that it is still so after a reboot and a power loss.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed assumption fails the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed assumption fails the test"
+)]
 
 use scenarios::{Image, Machine, Release, Server, release, serve};
 
@@ -119,8 +124,16 @@ fn systemd_holds_it(machine: &Machine) {
 
 fn the_journal_tells_the_story(machine: &Machine, id: &str) {
     let story = machine.run(&format!("journalctl --no-pager -o cat _UID=0 PLOYZ_ATTEMPT={id}")).expect(0);
-    let stages =
-        ["accepted", "acquiring", "verifying", "preflight", "activating", "restarting", "confirming", "succeeded"];
+    let stages = [
+        "accepted",
+        "acquiring",
+        "verifying",
+        "preflight",
+        "activating",
+        "restarting",
+        "confirming",
+        "succeeded",
+    ];
     let _ = story.says(&stages);
     let staged = machine.run(&format!(
         "journalctl --no-pager -o cat _UID=0 PLOYZ_ATTEMPT={id} PLOYZ_STAGE=confirming; \

@@ -1,6 +1,11 @@
 //! From one release to another and back.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed assumption fails the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed assumption fails the test"
+)]
 
 use std::time::Duration;
 
