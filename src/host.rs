@@ -63,6 +63,14 @@ impl Host {
         self.at("run/systemd/system").is_dir()
     }
 
+    /// `/`.
+    pub fn root(&self) -> PathBuf {
+        self.root.clone()
+    }
+    /// `/usr`.
+    pub fn usr(&self) -> PathBuf {
+        self.at("usr")
+    }
     /// `/usr/local/bin`, where the current release lives.
     pub fn bin(&self) -> PathBuf {
         self.at("usr/local/bin")

@@ -19,6 +19,7 @@ pub mod admission;
 pub mod attempt;
 pub mod events;
 pub mod installed;
+pub mod plan;
 pub mod preflight;
 pub mod release;
 pub mod source;

@@ -36,6 +36,9 @@ pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Ex
             return Exit::Usage;
         }
     };
+    if arguments.dry_run {
+        return dry_run(host, &request, arguments.json);
+    }
     if let Err(e) = run_from_staging(host, &request) {
         error(format!("running from staging: {e}; nothing was changed"), Some("look at: df -h /usr/local"));
         return Exit::Unchanged;
@@ -60,6 +63,44 @@ pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Ex
         }
         Err(refusal) => refuse(&refusal, arguments.json),
     }
+}
+
+/// Says what an installation would change, file by file.
+fn dry_run(host: &Host, request: &Request, json: bool) -> Exit {
+    let planned = Interrupt::hold()
+        .map_err(|e| {
+            Refusal::Refused(vec![install::preflight::Problem {
+                what: format!("holding signals back: {e}"),
+                help: "try again".into(),
+            }])
+        })
+        .and_then(|interrupt| install::plan::plan(host, request, &interrupt));
+    let plan = match planned {
+        Ok(plan) => plan,
+        Err(refusal) => return refuse(&refusal, json),
+    };
+    let mut out = output::stdout();
+    if json {
+        let plan = serde_json::json!({
+            "schema": install::events::SCHEMA, "event": "outcome", "at": jiff::Timestamp::now(), "record": null,
+            "plan": plan,
+        });
+        let _ = out.line(plan.to_string());
+        return Exit::Done;
+    }
+    let from = plan.from.map(|from| format!("{from} → ")).unwrap_or_default();
+    let _ = out.line(format!("install {from}{}: nothing was changed; it would do this:", plan.target));
+    for change in &plan.changes {
+        let _ = out.line(format!("  {}  {}", change.what, out.styled(Style::Dim, &change.how)));
+    }
+    if plan.changes.is_empty() {
+        let _ =
+            out.line("  no file would change; what runs is compared, and restarted only if it is another");
+    }
+    for note in &plan.notes {
+        let _ = out.line(format!("note: {note}"));
+    }
+    Exit::Done
 }
 
 fn request(version: &str, arguments: &Install) -> Result<Request, String> {

@@ -88,6 +88,9 @@ pub(crate) struct Install {
     /// Add this user to group ployz, whose members may use the Machine API (may be repeated)
     #[arg(long, value_name = "USER", conflicts_with_all = ["software_only", "installation_only"])]
     pub(crate) group_user: Vec<String>,
+    /// Only say what would change: takes no lock, writes nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// Print one JSON object a line; the last is the outcome
     #[arg(long)]
     pub(crate) json: bool,

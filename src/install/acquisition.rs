@@ -151,7 +151,7 @@ impl Flow<'_> {
 }
 
 /// Reads `checksums.txt` and, where signatures count, `checksums.txt.minisig` beside it.
-fn local_sums(path: &Path, signed: bool) -> Result<Sums, Failure> {
+pub(super) fn local_sums(path: &Path, signed: bool) -> Result<Sums, Failure> {
     let read = |path: &Path, most: u64| read_bounded(path, usize::try_from(most).unwrap_or(usize::MAX));
     let reading = |path: &Path, e: io::Error| Failure::new("missing", format!("reading {path:?}: {e}"));
     let checksums = read(path, MOST_CHECKSUMS).map_err(|e| reading(path, e))?;

@@ -90,19 +90,24 @@ pub enum AdmissionError {
 impl Busy {
     /// "install 1c2d… is running since 12:01:07 (pid 812)".
     pub fn what(&self) -> String {
-        match &self.observed {
-            Observed::Installing { holder: Some(holder) } => format!(
-                "{} {} is running since {} (pid {})",
-                holder.kind,
-                holder.attempt,
-                holder.since.strftime("%H:%M:%S UTC"),
-                holder.pid
-            ),
-            Observed::Installing { holder: None } => "an installation is running".into(),
-            Observed::Mutating => "the Machine is being changed by its daemon".into(),
-            Observed::Free => "another process had admission a moment ago".into(),
-            Observed::Unknown { why } => format!("admission can't be seen: {why}"),
-        }
+        describe(&self.observed)
+    }
+}
+
+/// What an observation means, in words: "install 1c2d… is running since 12:01:07 (pid 812)".
+pub fn describe(observed: &Observed) -> String {
+    match observed {
+        Observed::Installing { holder: Some(holder) } => format!(
+            "{} {} is running since {} (pid {})",
+            holder.kind,
+            holder.attempt,
+            holder.since.strftime("%H:%M:%S UTC"),
+            holder.pid
+        ),
+        Observed::Installing { holder: None } => "an installation is running".into(),
+        Observed::Mutating => "the Machine is being changed by its daemon".into(),
+        Observed::Free => "another process had admission a moment ago".into(),
+        Observed::Unknown { why } => format!("admission can't be seen: {why}"),
     }
 }
 
@@ -258,13 +263,13 @@ fn processes(lock_file: &std::fs::Metadata) -> Vec<Process> {
                     .any(|line| line.starts_with("lock:") && line.contains("OFDLCK") && line.contains(&inode))
             });
         if holds {
-            found.push(describe(pid));
+            found.push(process(pid));
         }
     }
     found
 }
 
-fn describe(pid: u32) -> Process {
+fn process(pid: u32) -> Process {
     let dir = std::path::PathBuf::from(format!("/proc/{pid}"));
     let cgroup = std::fs::read_to_string(dir.join("cgroup")).unwrap_or_default();
     Process {

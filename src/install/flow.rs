@@ -51,6 +51,10 @@ impl Failure {
         Self { reason, error: error.to_string(), causes: Vec::new(), help: Vec::new() }
     }
 
+    pub(super) fn error(self) -> String {
+        self.error
+    }
+
     pub(super) fn help(mut self, help: impl Into<String>) -> Self {
         self.help.push(help.into());
         self
@@ -189,8 +193,7 @@ impl<'a> Flow<'a> {
     fn stages(&mut self, release: &Release) -> Result<Outcome, Failure> {
         self.event(Some(&release.version.to_string()));
         self.enter(Stage::Preflight)?;
-        let room = MOST_ARCHIVE.min(self.archive_length(release)) * 3;
-        none_of("host", preflight::host_problems(self.host, self.systemd, room))?;
+        none_of("host", preflight::host_problems(self.host, self.systemd, room(release)))?;
         self.enter(Stage::Preparing)?;
         self.prepare()?;
         let staging = Staging::make(self.host, &self.admission).map_err(|e| {
@@ -478,14 +481,6 @@ impl<'a> Flow<'a> {
         self.deaf |= (self.tell)(&Event { schema: SCHEMA, what, at: Timestamp::now() }).is_err();
     }
 
-    fn archive_length(&self, release: &Release) -> u64 {
-        match &release.source {
-            Source::Local { archive, .. } => std::fs::metadata(archive).map_or(0, |meta| meta.len()),
-            Source::Published { .. } => MOST_ARCHIVE / 8,
-            Source::Itself => std::fs::metadata("/proc/self/exe").map_or(0, |meta| meta.len()),
-        }
-    }
-
     /// What to type when the installation was replaced and is not known to work.
     fn repair_help(&self) -> Vec<String> {
         let mut help = Vec::new();
@@ -512,4 +507,15 @@ fn executable(path: &Path, in_place: bool) -> Result<(), Failure> {
         return Ok(());
     }
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).map_err(failed)
+}
+
+/// The room that a release needs on the way, in bytes: its archive, and the binary in it.
+pub(super) fn room(release: &Release) -> u64 {
+    let archive = match &release.source {
+        Source::Local { archive, .. } => std::fs::metadata(archive).map_or(0, |meta| meta.len()),
+        // Not known before it comes; what comes is bounded, and a full disk is named when it happens.
+        Source::Published { .. } => MOST_ARCHIVE / 8,
+        Source::Itself => std::fs::metadata("/proc/self/exe").map_or(0, |meta| meta.len()),
+    };
+    archive.min(MOST_ARCHIVE) * 3
 }

@@ -51,7 +51,7 @@ pub(crate) fn accounts(host: &Host, deadline: Duration, _admission: &Admission) 
 }
 
 /// Users and groups that are not there: `user ployz`.
-fn missing(host: &Host) -> Vec<String> {
+pub(super) fn missing(host: &Host) -> Vec<String> {
     let users = USERS.iter().filter(|name| host.account(name).is_none()).map(|name| format!("user {name}"));
     let groups = GROUPS.iter().filter(|name| host.group(name).is_none() && !USERS.contains(name));
     users.chain(groups.map(|name| format!("group {name}"))).collect()

@@ -68,6 +68,11 @@ pub(crate) fn host_problems(host: &Host, systemd: Option<Systemd>, bytes: u64) -
     for dir in [host.bin(), host.lib(), host.units()] {
         problems.extend(filesystem_problems(&dir, bytes));
     }
+    if systemd.is_some() {
+        for dir in [host.bin(), host.units()] {
+            problems.extend(boot_problem(host, &dir));
+        }
+    }
     problems.dedup();
     match std::fs::symlink_metadata(host.installed()) {
         Ok(meta) if meta.is_dir() || meta.is_symlink() => problems.push(Problem::new(
@@ -110,6 +115,22 @@ fn filesystem_problems(dir: &Path, bytes: u64) -> Vec<Problem> {
         problems.push(Problem::new(what, format!("make room, then look again: df -h {shown}")));
     }
     problems
+}
+
+/// Units and what they start must be there when systemd looks for them at boot, before other filesystems are mounted.
+fn boot_problem(host: &Host, dir: &Path) -> Option<Problem> {
+    use std::os::unix::fs::MetadataExt;
+    let device = |path: &Path| std::fs::metadata(path).map(|meta| meta.dev()).ok();
+    let existing = dir.ancestors().find(|p| p.exists())?;
+    let early = [device(&host.root()), device(&host.usr())];
+    let own = device(existing)?;
+    (!early.contains(&Some(own))).then(|| {
+        let shown = existing.display();
+        Problem::new(
+            format!("{shown} is on a filesystem of its own, which may not be mounted yet when systemd starts units at boot"),
+            format!("put {shown} on the filesystem of / or /usr: findmnt -T {shown}"),
+        )
+    })
 }
 
 /// What stands between a unit file of ours and what systemd does with it.
