@@ -11,6 +11,9 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::host::{Account, Host};
 
+/// Random bytes in a temporary name.
+const RANDOM: usize = 6;
+
 /// `bytes` random bytes as lower-case hex.
 ///
 /// # Errors
@@ -43,7 +46,7 @@ pub(crate) fn write_whole(
     owner: Account,
 ) -> io::Result<()> {
     let name = path.file_name().ok_or_else(|| io::Error::other("a path without a file name"))?;
-    let temporary = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), random_hex(6)?));
+    let temporary = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), random_hex(RANDOM)?));
     let written = (|| {
         let mut file = create_new(&temporary)?;
         file.write_all(content)?;
@@ -55,6 +58,21 @@ pub(crate) fn write_whole(
     }
     written?;
     sync_parent(path)
+}
+
+/// Removes what a crash in [`write_whole`] left in a directory: temporary files for names that `ours` accepts. Only for
+/// whoever may write those files now.
+pub(crate) fn sweep(dir: &Path, ours: impl Fn(&str) -> bool) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let parts = name.to_str().and_then(|n| n.strip_prefix('.')).and_then(|n| n.rsplit_once('.'));
+        let left = parts.is_some_and(|(target, random)| {
+            random.len() == 2 * RANDOM && random.bytes().all(|b| b.is_ascii_hexdigit()) && ours(target)
+        });
+        if left {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// Opens a file that must not exist yet, for reading and writing, private until [`seal`]ed.

@@ -11,6 +11,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 pub struct Interrupt {
     signals: SignalFd,
     seen: std::cell::Cell<Option<&'static str>>,
+    terminate: std::cell::Cell<bool>,
 }
 
 impl Interrupt {
@@ -26,19 +27,24 @@ impl Interrupt {
         }
         set.thread_block()?;
         let signals = SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
-        Ok(Self { signals, seen: std::cell::Cell::new(None) })
+        Ok(Self { signals, seen: std::cell::Cell::new(None), terminate: std::cell::Cell::new(false) })
     }
 
     /// The name of the first signal that came, if one has.
     pub fn requested(&self) -> Option<&'static str> {
         while let Ok(Some(info)) = self.signals.read_signal() {
-            let name = match i32::try_from(info.ssi_signo).ok().and_then(|n| Signal::try_from(n).ok()) {
-                Some(signal) => signal.as_str(),
-                None => "a signal",
-            };
+            let signal = i32::try_from(info.ssi_signo).ok().and_then(|n| Signal::try_from(n).ok());
+            let name = signal.map_or("a signal", Signal::as_str);
+            self.terminate.set(self.terminate.get() || signal == Some(Signal::SIGTERM));
             self.seen.set(self.seen.get().or(Some(name)));
         }
         self.seen.get()
+    }
+
+    /// Whether SIGTERM came: systemd stops this unit or the system, and will not wait long.
+    pub fn terminated(&self) -> bool {
+        self.requested();
+        self.terminate.get()
     }
 
     /// Becomes readable when a signal comes.

@@ -43,7 +43,11 @@ pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Ex
         error(format!("running from staging: {e}; nothing was changed"), Some("look at: df -h /usr/local"));
         return Exit::Unchanged;
     }
-    log();
+    // Whatever is made has the mode that it is given; a umask of the caller's shall not take from it.
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
+    if request.mode != Mode::InstallationOnly {
+        log();
+    }
     let interrupt = match Interrupt::hold() {
         Ok(interrupt) => interrupt,
         Err(e) => {

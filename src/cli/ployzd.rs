@@ -128,8 +128,6 @@ enum MachineVerb {
 
 /// Parses the command line and does what it says.
 pub(crate) fn run(version: &'static str) -> ExitCode {
-    // Whatever this process makes has the mode that it is given; a umask of the caller's shall not take from it.
-    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
     let command = match Command::try_parse() {
         Ok(command) => command,
         Err(e) => {

@@ -77,6 +77,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new(host: Host, version: &'static str) -> Self {
+        identity::sweep(&host);
         let identity = Mutex::new(identity::read(&host));
         let started_at = Timestamp::now();
         Self { host, version, started_at, digest: OnceLock::new(), identity, mutation: Mutex::new(None) }

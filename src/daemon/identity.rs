@@ -9,7 +9,7 @@ use ring::rand::SystemRandom;
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use serde::{Deserialize, Serialize};
 
-use crate::durable::{hex, read_bounded, sync_parent, write_whole};
+use crate::durable::{self, hex, read_bounded, sync_parent, write_whole};
 use crate::host::{Account, Host};
 use crate::install::admission::MutationAdmission;
 
@@ -65,6 +65,11 @@ pub(crate) fn is_name(name: &str) -> bool {
 
 fn path(host: &Host) -> PathBuf {
     host.state().join("identity.json")
+}
+
+/// Removes what a crash while the identity was written left. Only the daemon writes it.
+pub(crate) fn sweep(host: &Host) {
+    durable::sweep(&host.state(), |name| name == "identity.json");
 }
 
 /// Reads the identity. Never fails: what can't be read is [`State::Damaged`].

@@ -35,6 +35,8 @@ pub(super) struct Flow<'a> {
     pub(super) tell: Tell<'a>,
     /// Nobody reads what is told any more: before activation that cancels, afterwards it is noted.
     pub(super) deaf: bool,
+    /// Activation has begun: from here on it is finished.
+    committed: bool,
 }
 
 /// Why a stage failed.
@@ -142,6 +144,7 @@ impl<'a> Flow<'a> {
             interrupt,
             tell,
             deaf: false,
+            committed: false,
         };
         Ok(flow)
     }
@@ -151,13 +154,16 @@ impl<'a> Flow<'a> {
         let outcome = self.stages(release).unwrap_or_else(|failure| {
             let stage = self.record.stage.clone();
             let Failure { reason, error, causes, mut help } = failure;
+            if reason == readiness::INTERRUPTED {
+                return Outcome::Interrupted { stage, evidence: error };
+            }
             if self.record.installation == Installation::Replaced {
                 help.extend(self.repair_help());
             }
             Outcome::Failed { stage, reason: reason.into(), error, causes, help }
         });
         if let Some(signal) =
-            self.interrupt.requested().filter(|_| self.record.installation == Installation::Replaced)
+            self.interrupt.requested().filter(|_| self.committed && !self.interrupt.terminated())
         {
             self.warn(format!("{signal} came after activation had begun: what was begun was finished"));
         }
@@ -381,6 +387,7 @@ impl<'a> Flow<'a> {
                 &expected,
                 self.settings.deadlines.confirm,
                 window,
+                self.interrupt,
                 &mut |pid, at| {
                     record.ready_observed_at = Some(at);
                     ready = Some((pid, started.elapsed()));
@@ -427,8 +434,14 @@ impl<'a> Flow<'a> {
 
     /// Writes that a stage begins, before anything of it is done. Before activation a wish to end is heard here.
     fn enter(&mut self, stage: Stage) -> Result<(), Failure> {
-        let replaced = self.record.installation == Installation::Replaced;
-        if !replaced {
+        if self.committed {
+            if self.interrupt.terminated() {
+                let error = format!(
+                    "SIGTERM came before {stage}: what was switched is whole, and nothing was restarted"
+                );
+                return Err(Failure::new(readiness::INTERRUPTED, error));
+            }
+        } else {
             if let Some(signal) = self.interrupt.requested() {
                 return Err(Failure::new("cancelled", format!("cancelled by {signal}")));
             }
@@ -436,12 +449,15 @@ impl<'a> Flow<'a> {
                 return Err(Failure::new("cancelled", "cancelled: nobody reads the output any more"));
             }
         }
+        self.committed |= stage == Stage::Activating;
         self.record.stage = stage;
         let written = self.record.write(self.host, &self.admission);
         match written {
             Ok(()) => {}
             // What is switched must be finished; the outcome says that the record is behind.
-            Err(e) if replaced => self.record.warnings.push(format!("the record could not be written: {e}")),
+            Err(e) if self.committed => {
+                self.record.warnings.push(format!("the record could not be written: {e}"))
+            }
             Err(e) => {
                 return Err(Failure::new("record", format!("the attempt's record can't be written: {e}")));
             }

@@ -10,6 +10,7 @@ use super::installed::Inode;
 use super::release::Version;
 use super::units::SERVICE;
 use crate::host::Host;
+use crate::interrupt::Interrupt;
 use crate::systemd::{Systemd, Unit};
 
 /// Automatic restarts after which a service that was never ready counts as crashed.
@@ -152,10 +153,13 @@ pub(crate) struct Confirmed {
     pub(crate) pid: u32,
 }
 
+/// The reason of a flow that was asked to end and did: nobody failed.
+pub(crate) const INTERRUPTED: &str = "interrupted";
+
 /// Why it was not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NotConfirmed {
-    /// `not_ready`, `crashed`, `wrong_version`, `unstable`, `unknown`.
+    /// `not_ready`, `crashed`, `wrong_version`, `unstable`, `unknown`, `interrupted`.
     pub(crate) reason: &'static str,
     /// What was observed.
     pub(crate) observed: String,
@@ -169,9 +173,10 @@ pub(crate) fn confirm(
     expected: &Expected,
     deadline: Duration,
     window: Duration,
+    interrupt: &Interrupt,
     first: &mut dyn FnMut(u32, Timestamp),
 ) -> Result<Confirmed, NotConfirmed> {
-    let (pid, restarts) = first_ready(host, systemd, expected, deadline)?;
+    let (pid, restarts) = first_ready(host, systemd, expected, deadline, interrupt)?;
     first(pid, Timestamp::now());
     let watched = Instant::now();
     loop {
@@ -180,6 +185,7 @@ pub(crate) fn confirm(
             return Ok(Confirmed { pid });
         }
         std::thread::sleep(left.min(WATCH));
+        not_terminated(interrupt)?;
         let seen = look(host, systemd).map_err(unknown)?;
         match judge(expected, &seen) {
             Verdict::Ready { pid: now, restarts: r } if now == pid && r == restarts => {}
@@ -201,10 +207,12 @@ fn first_ready(
     systemd: Systemd,
     expected: &Expected,
     deadline: Duration,
+    interrupt: &Interrupt,
 ) -> Result<(u32, u32), NotConfirmed> {
     let started = Instant::now();
     let mut expected = *expected;
     loop {
+        not_terminated(interrupt)?;
         let seen = look(host, systemd).map_err(unknown)?;
         // A start on request counts anew; until its job has run, the old count is still there.
         expected.restarts_before = expected.restarts_before.min(seen.unit.restarts);
@@ -223,6 +231,16 @@ fn first_ready(
             Verdict::WrongVersion(_) | Verdict::NotYet(_) => std::thread::sleep(LOOK),
         }
     }
+}
+
+fn not_terminated(interrupt: &Interrupt) -> Result<(), NotConfirmed> {
+    if interrupt.terminated() {
+        return Err(NotConfirmed {
+            reason: INTERRUPTED,
+            observed: "SIGTERM came before readiness was confirmed".into(),
+        });
+    }
+    Ok(())
 }
 
 fn unknown(why: impl std::fmt::Display) -> NotConfirmed {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::admission::Admission;
-use crate::durable::{create_new, make_dir, random_hex, seal, sha256};
+use crate::durable::{self, create_new, make_dir, random_hex, seal, sha256};
 use crate::host::{Account, Host};
 
 /// What an installer's scope is called.
@@ -70,6 +70,10 @@ fn sweep(host: &Host, admission: &Admission) {
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
+    durable::sweep(&host.lib(), |name| name == "installed.json");
+    durable::sweep(&host.units(), |name| name.starts_with("ployz"));
+    durable::sweep(&host.attempts(), |name| name.ends_with(".json"));
+    durable::sweep(&host.sysusers().with_file_name(""), |name| name == "ployz.conf");
     for entry in std::fs::read_dir(host.bin()).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let left = name.to_str().and_then(|n| n.strip_prefix(".ployzd."));
@@ -130,6 +134,7 @@ pub(crate) fn become_program(program: &Path, scope: Option<&str>, environment: &
             let mut command = Command::new("systemd-run");
             command.args(["--scope", "--collect", "--quiet", "--description=ployzd install"]);
             command.arg(format!("--unit={name}")).arg(format!("--property=RuntimeMaxSec={SCOPE_SECONDS}"));
+            command.arg("--property=TimeoutStopSec=20s");
             command.arg("--").arg(program);
             command
         }
