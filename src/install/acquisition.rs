@@ -84,28 +84,34 @@ impl Flow<'_> {
     }
 
     fn download(&mut self, url: &str, path: &Path) -> Result<Unverified, Failure> {
-        let writing = |e: io::Error| Failure::new("disk", format!("writing {path:?}: {e}"));
-        let mut incoming = Incoming::create(path).map_err(writing)?;
+        let writing = |e: &io::Error| Failure::new("disk", format!("writing {path:?}: {e}"));
+        let mut incoming = Incoming::create(path).map_err(|e| writing(&e))?;
         let bounds = fetch::Bounds { most: MOST_ARCHIVE, deadline: self.settings.deadlines.acquire };
         let (id, tell, deaf) = (&self.record.id, &mut self.tell, &mut self.deaf);
         let mut told = 0;
-        fetch::fetch(self.host, self.settings, url, bounds, self.interrupt, &mut |bytes, total| {
-            incoming.take(bytes)?;
-            // A screen needs no more than this.
-            if incoming.length() - told >= 256 * 1024 || Some(incoming.length()) == total {
-                told = incoming.length();
-                let what = What::Progress { attempt: id, bytes: told, total };
-                *deaf |= tell(&Event { schema: SCHEMA, what, at: Timestamp::now() }).is_err();
-                if *deaf {
-                    return Err(io::Error::new(
-                        io::ErrorKind::BrokenPipe,
-                        "nobody reads the output any more",
-                    ));
+        let mut unwritten = None;
+        let fetched =
+            fetch::fetch(self.host, self.settings, url, bounds, self.interrupt, &mut |bytes, total| {
+                incoming.take(bytes).map_err(|e| {
+                    unwritten = Some(writing(&e));
+                    e
+                })?;
+                // A screen needs no more than this.
+                if incoming.length() - told >= 256 * 1024 || Some(incoming.length()) == total {
+                    told = incoming.length();
+                    let what = What::Progress { attempt: id, bytes: told, total };
+                    *deaf |= tell(&Event { schema: SCHEMA, what, at: Timestamp::now() }).is_err();
+                    if *deaf {
+                        return Err(io::Error::from(io::ErrorKind::BrokenPipe));
+                    }
                 }
-            }
-            Ok(())
-        })
-        .map_err(|e| match &e {
+                Ok(())
+            });
+        if let Some(failure) = unwritten {
+            return Err(failure);
+        }
+        self.not_cancelled()?;
+        fetched.map_err(|e| match &e {
             FetchError::NotFound { .. } => {
                 Failure::new("not_found", e).help("ask for another version or channel")
             }

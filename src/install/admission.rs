@@ -43,7 +43,7 @@ pub struct Process {
 }
 
 /// What an observer sees of admission.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Observed {
     /// Nobody holds it.

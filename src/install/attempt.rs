@@ -399,7 +399,7 @@ pub fn ids(host: &Host) -> io::Result<Vec<String>> {
 ///
 /// # Errors
 /// When the directory or the file can't be read.
-pub fn latest(host: &Host) -> Result<Option<(Entry, State)>, ReadError> {
+pub fn latest(host: &Host, admission: &Observed) -> Result<Option<(Entry, State)>, ReadError> {
     let path = host.attempts();
     let ids = ids(host).map_err(|source| ReadError::Read { path: path.clone(), source })?;
     let Some(id) = ids.first() else { return Ok(None) };
@@ -407,7 +407,7 @@ pub fn latest(host: &Host) -> Result<Option<(Entry, State)>, ReadError> {
     let state = match &entry {
         Entry::Record(record) => {
             let exit = exit_evidence(host, id);
-            record.state(&host.boot_id(), &super::admission::observe(host), exit.as_deref())
+            record.state(&host.boot_id(), admission, exit.as_deref())
         }
         Entry::Newer(_) => State::Unknown { why: "written by another release".into() },
     };

@@ -442,12 +442,7 @@ impl<'a> Flow<'a> {
                 return Err(Failure::new(readiness::INTERRUPTED, error));
             }
         } else {
-            if let Some(signal) = self.interrupt.requested() {
-                return Err(Failure::new("cancelled", format!("cancelled by {signal}")));
-            }
-            if self.deaf {
-                return Err(Failure::new("cancelled", "cancelled: nobody reads the output any more"));
-            }
+            self.not_cancelled()?;
         }
         self.committed |= stage == Stage::Activating;
         self.record.stage = stage;
@@ -456,7 +451,7 @@ impl<'a> Flow<'a> {
             Ok(()) => {}
             // What is switched must be finished; the outcome says that the record is behind.
             Err(e) if self.committed => {
-                self.record.warnings.push(format!("the record could not be written: {e}"))
+                self.record.warnings.push(format!("the record could not be written: {e}"));
             }
             Err(e) => {
                 return Err(Failure::new("record", format!("the attempt's record can't be written: {e}")));
@@ -470,6 +465,17 @@ impl<'a> Flow<'a> {
             self.record.stage
         );
         self.event(None);
+        Ok(())
+    }
+
+    /// Before activation: nobody asked for an end, and somebody listens.
+    pub(super) fn not_cancelled(&self) -> Result<(), Failure> {
+        if let Some(signal) = self.interrupt.requested() {
+            return Err(Failure::new("cancelled", format!("cancelled by {signal}")));
+        }
+        if self.deaf {
+            return Err(Failure::new("cancelled", "cancelled: nobody reads the output any more"));
+        }
         Ok(())
     }
 
