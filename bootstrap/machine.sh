@@ -66,7 +66,8 @@ stage() {
 	find "$base"/[0-9]*.?????? -prune -type d -mtime +0 -exec rm -rf {} + 2>/dev/null || :
 	# By number, as $dir may not be set yet.
 	trap 'trap "" HUP INT PIPE TERM
-		{ [ -z "$child" ] || kill $child; wait; } 2>/dev/null || :
+		set +u
+		{ [ -z "$child" ] || kill $!; wait; } 2>/dev/null || :
 		rm -rf "$base/$$".??????' EXIT
 	trap 'exit 129' HUP
 	trap 'exit 130' INT
@@ -78,7 +79,7 @@ stage() {
 
 # URL, bytes, seconds. In the background: a signal ends it at once.
 fetch() {
-	to=$dir/${1##*/} rc=0
+	to=$dir/${1##*/} rc=0 child=1
 	(
 		ulimit -f $(($2 / 512))
 		[ $client != curl ] || exec timeout "$3" curl -fsSLg --no-insecure --proto '=https' --tlsv1.2 --max-redirs 5 \
@@ -86,8 +87,7 @@ fetch() {
 		exec timeout "$3" $client -v --no-quiet --check-certificate --secure-protocol=TLSv1_2 --no-hsts --max-redirect=5 \
 			-T 30 -t 4 --retry-on-http-error=429,500,502,503,504 -o "$log" -O "$to" "$1"
 	) &
-	child=$!
-	wait $child || rc=$?
+	wait $! || rc=$?
 	child=''
 	# wget follows a redirect to http, even with --https-only; its log has each address.
 	! grep -q '^--[0-9: -]*  [a-z]*[^s]:' "$log" || die "redirected off https: $1"

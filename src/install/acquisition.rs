@@ -92,10 +92,7 @@ impl Flow<'_> {
         let mut unwritten = None;
         let fetched =
             fetch::fetch(self.host, self.settings, url, bounds, self.interrupt, &mut |bytes, total| {
-                incoming.take(bytes).map_err(|e| {
-                    unwritten = Some(writing(&e));
-                    e
-                })?;
+                incoming.take(bytes).inspect_err(|e| unwritten = Some(writing(e)))?;
                 // A screen needs no more than this.
                 if incoming.length() - told >= 256 * 1024 || Some(incoming.length()) == total {
                     told = incoming.length();

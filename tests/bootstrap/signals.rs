@@ -2,6 +2,7 @@
 //! staging is gone either way.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -12,14 +13,20 @@ use crate::world::{Running, SHELLS, World, enter, script, wait_until};
 
 const SIGNALS: [(Signal, i32); 3] = [(SIGHUP, 129), (SIGINT, 130), (SIGTERM, 143)];
 
-/// No process of any run is left.
-fn assert_nothing_runs() {
-    wait_until("the client has ended", || {
-        fs::read_dir("/proc")
-            .unwrap()
-            .filter_map(|entry| fs::read(entry.ok()?.path().join("cmdline")).ok())
-            .all(|cmdline| !String::from_utf8_lossy(&cmdline).contains("/usr/local/lib/ployz/bootstrap/"))
-    });
+/// No process of any run in this world is left.
+fn assert_nothing_runs(world: &World) {
+    let home = format!("HOME={}\0", world.directory.join("home").display());
+    let text = |path: PathBuf| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
+    let left = || {
+        let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+        let ours = processes.filter(|process| text(process.join("environ")).contains(&home));
+        ours.map(|process| text(process.join("cmdline"))).collect::<Vec<_>>()
+    };
+    let start = Instant::now();
+    while !left().is_empty() && start.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(left(), Vec::<String>::new());
 }
 
 fn assert_stops(world: &World, running: Running, code: i32, what: &str) {
@@ -56,7 +63,7 @@ fn while_it_fetches_it_stops_at_once() {
             }
         }
     }
-    assert_nothing_runs();
+    assert_nothing_runs(&world);
 }
 
 #[test]
@@ -68,9 +75,9 @@ fn at_any_moment_staging_goes() {
             let running = world.run(&[]).shell(shell).start();
             std::thread::sleep(Duration::from_millis(moment * 9));
             if moment % 2 == 0 {
-                running.signal(SIGTERM)
+                running.signal(SIGTERM);
             } else {
-                running.signal_all(SIGINT)
+                running.signal_all(SIGINT);
             }
             let ended = running.end();
             // Too late to stop it, it has run to its end, or ployzd's stand-in has been ended by the signal.
@@ -81,7 +88,7 @@ fn at_any_moment_staging_goes() {
             assert!(world.staged().is_empty(), "{what}: {:?}", world.staged());
         }
     }
-    assert_nothing_runs();
+    assert_nothing_runs(&world);
 }
 
 #[test]
@@ -98,9 +105,9 @@ fn while_ployzd_runs_signals_are_its_own() {
                 wait_until("ployzd runs", || world.home("up").exists());
                 fs::remove_file(world.home("up")).unwrap();
                 if all {
-                    running.signal_all(signal)
+                    running.signal_all(signal);
                 } else {
-                    running.signal(signal)
+                    running.signal(signal);
                 }
                 let what = format!("{}, {signal}, all: {all}", shell.name);
                 let ended = running.end();

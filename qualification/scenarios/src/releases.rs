@@ -42,6 +42,27 @@ impl Release {
         self.dir.join("ployzd")
     }
 
+    /// This release with a text in its executable exchanged for another of the same length: for what no build of
+    /// this tree does. The text must be there, and once.
+    #[track_caller]
+    #[must_use]
+    pub fn changed(&self, name: &str, from: &str, to: &str) -> Self {
+        assert_eq!(from.len(), to.len(), "an executable keeps its length");
+        let mut bytes = fs::read(self.ployzd()).expect("reading an executable");
+        let places: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(from.as_bytes())).collect();
+        assert_eq!(places.len(), 1, "{from:?} is there so many times");
+        bytes[places[0]..places[0] + from.len()].copy_from_slice(to.as_bytes());
+        let dir = scratch().join("changed").join(name);
+        fs::create_dir_all(&dir).expect("making a directory");
+        fs::copy(self.ployzd(), dir.join("ployzd")).expect("copying an executable with its mode");
+        fs::write(dir.join("ployzd"), bytes).expect("writing an executable");
+        let (shown, archive) = (dir.display().to_string(), archive_name(&self.dir));
+        host(&["tar", "-C", &shown, "--owner=0", "--group=0", "-czf", &format!("{shown}/{archive}"), "ployzd"]).ok();
+        let sums = format!("{}  {archive}\n", sha256(&dir.join(&archive)));
+        fs::write(dir.join("checksums.txt"), sums).expect("writing checksums");
+        Self { version: self.version.clone(), sha256: sha256(&dir.join("ployzd")), dir }
+    }
+
     /// The digest of the archive.
     pub fn archive_sha256(&self) -> String {
         sha256(&self.archive())

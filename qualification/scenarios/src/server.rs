@@ -132,6 +132,11 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.root.with_extension("log")).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            eprintln!("=== {}: what it was asked\n{}", self.url(), lines[lines.len().saturating_sub(20)..].join("\n"));
+        }
         self.stop();
     }
 }
