@@ -47,7 +47,7 @@ root() {
 }
 
 tools() {
-	for tool in awk tar gzip timeout; do have $tool || die "no $tool: install it"; done
+	for tool in awk tar gzip; do have $tool || die "no $tool: install it"; done
 	for sum in sha256sum 'shasum -a 256' 'openssl dgst -sha256 -r' ''; do ! have "${sum%% *}" || break; done
 	[ "$sum" ] || die "no sha256sum: install it"
 	client=curl
@@ -82,8 +82,8 @@ fetch() {
 	to=$dir/${1##*/} rc=0 child=1
 	(
 		ulimit -f $(($2 / 512))
-		[ $client != curl ] || exec timeout "$3" curl -fsSLg --no-insecure --proto '=https' --tlsv1.2 --max-redirs 5 \
-			--connect-timeout 15 -m "$3" -y 30 -Y 1 --max-filesize "$2" --retry 3 -o "$to" "$1" 2>"$log"
+		[ $client != curl ] || exec curl -fsSLg --no-insecure --proto '=https' --tlsv1.2 --max-redirs 5 \
+			--connect-timeout 15 -m "$3" -y 30 -Y 1 --max-filesize "$2" --retry 3 --retry-max-time "$3" -o "$to" "$1" 2>"$log"
 		exec timeout "$3" $client -v --no-quiet --check-certificate --secure-protocol=TLSv1_2 --no-hsts --max-redirect=5 \
 			-T 30 -t 4 --retry-on-http-error=429,500,502,503,504 -o "$log" -O "$to" "$1"
 	) &

@@ -28,6 +28,8 @@ mod previous;
 mod records;
 #[path = "install/settings.rs"]
 mod settings;
+#[path = "install/signatures.rs"]
+mod signatures;
 #[path = "install/signals.rs"]
 mod signals;
 #[path = "install/ways.rs"]

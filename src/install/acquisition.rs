@@ -193,12 +193,12 @@ fn copy_local(from: &Path, to: &Path, interrupt: &Interrupt) -> Result<Unverifie
 }
 
 /// Copies the running executable to where the next one lives; returns the copy's digest, which is the original's.
-pub(super) fn copy_itself(to: &Path) -> Result<String, Failure> {
+pub(super) fn copy_itself(own: &Path, to: &Path) -> Result<String, Failure> {
     let copied = || -> io::Result<(String, String)> {
         let mut copy = create_new(to)?;
-        io::copy(&mut File::open("/proc/self/exe")?, &mut copy)?;
+        io::copy(&mut File::open(own)?, &mut copy)?;
         drop(copy);
-        Ok((sha256(File::open(to)?)?.0, sha256(File::open("/proc/self/exe")?)?.0))
+        Ok((sha256(File::open(to)?)?.0, sha256(File::open(own)?)?.0))
     };
     match copied() {
         Ok((copy, original)) if copy == original => Ok(copy),

@@ -189,7 +189,8 @@ impl Archive {
     fn each(&self, visit: Visit<'_>) -> Result<(), ArchiveError> {
         let reading = |source| ArchiveError::Io { doing: "reading", path: self.path.clone(), source };
         let file = File::open(&self.path).map_err(reading)?;
-        let unpacked = GzDecoder::new(BufReader::with_capacity(64 * 1024, file)).take(MOST_UNPACKED);
+        let unpacked =
+            Bounded { from: GzDecoder::new(BufReader::with_capacity(64 * 1024, file)), left: MOST_UNPACKED };
         let mut members = tar::Archive::new(unpacked);
         let broken = |e: io::Error| ArchiveError::Content(format!("it can't be unpacked: {e}"));
         // Raw, so that the headers that carry long names and attributes are seen, and refused, as what they are.
@@ -201,14 +202,30 @@ impl Archive {
         }
         let mut unpacked = members.into_inner();
         io::copy(&mut unpacked, &mut io::sink()).map_err(broken)?;
-        if unpacked.limit() == 0 {
-            return Err(ArchiveError::Content(format!("it unpacks to {MOST_UNPACKED} bytes or more")));
-        }
-        let mut rest = unpacked.into_inner().into_inner();
+        let mut rest = unpacked.from.into_inner();
         match rest.read(&mut [0]).map_err(reading)? {
             0 => Ok(()),
             _ => Err(ArchiveError::Content("bytes follow its end".into())),
         }
+    }
+}
+
+/// Reads no more than an archive may unpack to, and says so.
+struct Bounded<R> {
+    from: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.from.read(buffer)?;
+        self.left = self.left.checked_sub(n as u64).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!("it unpacks to more than {MOST_UNPACKED} bytes"),
+            )
+        })?;
+        Ok(n)
     }
 }
 

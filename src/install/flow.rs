@@ -199,7 +199,7 @@ impl<'a> Flow<'a> {
     fn stages(&mut self, release: &Release) -> Result<Outcome, Failure> {
         self.event(Some(&release.version.to_string()));
         self.enter(Stage::Preflight)?;
-        none_of("host", preflight::host_problems(self.host, self.systemd, room(release)))?;
+        none_of("host", preflight::host_problems(self.host, self.systemd, room(self.host, release)))?;
         self.enter(Stage::Preparing)?;
         self.prepare()?;
         let staging = Staging::make(self.host, &self.admission).map_err(|e| {
@@ -284,7 +284,7 @@ impl<'a> Flow<'a> {
                 let (_, sha256) = self.before.current.clone().unwrap_or((Inode::default(), String::new()));
                 (sha256, Some(archive_sha256))
             }
-            Verified::Itself => (copy_itself(next)?, self.described_archive()),
+            Verified::Itself => (copy_itself(self.host.program(), next)?, self.described_archive()),
         };
         let in_place = self.before.current.as_ref().is_some_and(|(_, on_disk)| *on_disk == sha256);
         let binary = if in_place { self.host.installed() } else { next.to_owned() };
@@ -532,12 +532,12 @@ fn executable(path: &Path, in_place: bool) -> Result<(), Failure> {
 }
 
 /// The room that a release needs on the way, in bytes: its archive, and the binary in it.
-pub(super) fn room(release: &Release) -> u64 {
+pub(super) fn room(host: &Host, release: &Release) -> u64 {
     let archive = match &release.source {
         Source::Local { archive, .. } => std::fs::metadata(archive).map_or(0, |meta| meta.len()),
         // Not known before it comes; what comes is bounded, and a full disk is named when it happens.
         Source::Published { .. } => MOST_ARCHIVE / 8,
-        Source::Itself => std::fs::metadata("/proc/self/exe").map_or(0, |meta| meta.len()),
+        Source::Itself => std::fs::metadata(host.program()).map_or(0, |meta| meta.len()),
     };
     archive.min(MOST_ARCHIVE) * 3
 }

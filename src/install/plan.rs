@@ -48,7 +48,7 @@ pub fn plan(host: &Host, request: &Request, interrupt: &Interrupt) -> Result<Pla
         (request.mode != Mode::InstallationOnly).then(|| Systemd::new(settings.deadlines.systemctl));
     let (inventory, damage) = Inventory::read(host);
     let docker = request.docker.unwrap_or(inventory.docker);
-    let mut problems = preflight::host_problems(host, systemd, super::flow::room(&release));
+    let mut problems = preflight::host_problems(host, systemd, super::flow::room(host, &release));
     if request.mode == Mode::SoftwareOnly {
         problems.extend(prepare::missing_prerequisites(host, docker));
     }
@@ -98,7 +98,7 @@ pub fn plan(host: &Host, request: &Request, interrupt: &Interrupt) -> Result<Pla
     let described = current.as_ref().and_then(|sha256| inventory.describes(sha256)).cloned();
     let from = described.as_ref().map(|described| described.version);
     let same = match &release.source {
-        Source::Itself => sha256_file("/proc/self/exe".as_ref()).ok() == current && current.is_some(),
+        Source::Itself => sha256_file(host.program()).ok() == current && current.is_some(),
         _ => described.as_ref().is_some_and(|described| {
             described.version == release.version && described.archive_sha256 == archive_sha256
         }),

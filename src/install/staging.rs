@@ -27,8 +27,9 @@ impl Staging {
     /// Makes it, after sweeping what earlier attempts left.
     pub(crate) fn make(host: &Host, admission: &Admission) -> io::Result<Self> {
         sweep(host, admission);
-        make_dir(&host.lib(), 0o755)?;
-        make_dir(&host.staging(), 0o755)?;
+        for dir in [host.bin(), host.lib(), host.staging()] {
+            make_dir(&dir, 0o755)?;
+        }
         let dir = host.staging().join(admission.attempt());
         // Others may pass, nobody may look: systemd-analyze and the staged binary run as who they are.
         make_dir(&dir, 0o711)?;

@@ -45,7 +45,7 @@ fn systemd() {
 #[test]
 fn tools() {
     let Some(world) = enter!() else { return };
-    for tool in ["awk", "tar", "gzip", "timeout"] {
+    for tool in ["awk", "tar", "gzip"] {
         world.take_away(tool);
         world.run(VERSION).refused(4, &format!("no {tool}: install it"));
         world.grant(tool, tool);

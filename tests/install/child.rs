@@ -135,8 +135,11 @@ fn installs(host: &Host, version: &str, at: At) {
     let interrupt = Interrupt::hold().unwrap();
     let mut events = 0;
     let ended = install(host, &exact(version), &interrupt, &mut |event| {
+        if matches!(event.what, What::Outcome { .. }) {
+            return Ok(());
+        }
         let parks = at == At::Park(events);
-        if (parks || at == At::Say) && !matches!(event.what, What::Outcome { .. }) {
+        if parks || at == At::Say {
             say(&serde_json::to_value(event).unwrap());
         }
         if parks {

@@ -4,10 +4,10 @@
 use std::fs;
 
 use ployz::install::admission::{Observed, observe};
-use ployz::install::attempt::{Entry, Outcome, State, latest, read};
+use ployz::install::attempt::{Entry, Outcome, State, read};
 
 use crate::child::{At, installer, start};
-use crate::world::{NONE, World, alone, exact, script};
+use crate::world::{NONE, World, alone, exact, newest, script};
 
 #[test]
 fn killed_at_any_event_and_asked_again() {
@@ -26,13 +26,13 @@ fn killed_at_any_event_and_asked_again() {
         };
         let stage = said["stage"].as_str().unwrap_or("acquiring");
         let what = format!("killed at event {park_at}: {said}");
-        assert!(matches!(latest(&world.host).unwrap(), Some((_, State::Running))), "{what}");
+        assert!(matches!(newest(&world).unwrap(), Some((_, State::Running))), "{what}");
         child.kill();
 
         assert_eq!(observe(&world.host), Observed::Free, "{what}");
         let in_place = fs::read(world.host.installed()).unwrap();
         assert!(in_place == script("1.3.0") || in_place == script("1.4.0"), "{what}: neither of the two");
-        let Some((Entry::Record(open), State::Interrupted { evidence })) = latest(&world.host).unwrap() else {
+        let Some((Entry::Record(open), State::Interrupted { evidence })) = newest(&world).unwrap() else {
             panic!("{what}: not interrupted")
         };
         assert_eq!((open.id.as_str(), open.stage.to_string().as_str(), open.outcome), (attempt, stage, None), "{what}");

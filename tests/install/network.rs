@@ -221,7 +221,9 @@ fn assert_bad(bad: &Bad, world: &World) {
     assert!(took < Duration::from_secs(2 * DEADLINE + 6), "{name}: {took:?}");
     let asked = world.server.settled().into_iter().filter(|asked| asked.path.ends_with(&path) && !path.is_empty());
     let asked = asked.filter(|asked| asked.query.is_none()).count();
-    assert!(if *again { asked > 1 } else { asked <= 1 }, "{name}: asked {asked} times: {text}");
+    // A redirect to itself is followed, five times.
+    let most = if name.contains("loop") { 6 } else { 1 };
+    assert!(if *again { asked > 1 } else { asked <= most }, "{name}: asked {asked} times: {text}");
 }
 
 #[test]

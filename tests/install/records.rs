@@ -3,12 +3,13 @@
 use std::fs;
 use std::path::Path;
 
-use ployz::install::attempt::{Entry, Outcome, Record, State, ids, latest, read};
+use ployz::install::admission::{Observed, observe};
+use ployz::install::attempt::{Entry, Outcome, Record, State, ids, read};
 use ployz::install::events::What;
 use ployz::install::status::status;
 use serde_json::{Value, json};
 
-use crate::world::{World, alone, exact, snapshot};
+use crate::world::{World, alone, exact, newest, snapshot};
 
 fn fixture(name: &str) -> Value {
     let path = Path::new("tests/fixtures/records").join(name);
@@ -67,7 +68,7 @@ fn the_record_is_durable_before_anything_is_fetched_and_names_each_stage_as_it_b
             // Whoever is told that it ended finds it written, and may ask for the next one.
             What::Outcome { record } => {
                 assert_eq!(on_disk(&record.id).outcome, record.outcome);
-                assert_eq!(ployz::install::admission::observe(&world.host), ployz::install::admission::Observed::Free);
+                assert_eq!(observe(&world.host), Observed::Free);
             }
         }
         Ok(())
@@ -76,7 +77,7 @@ fn the_record_is_durable_before_anything_is_fetched_and_names_each_stage_as_it_b
 }
 
 fn state(world: &World, attempt: &str) -> State {
-    let (entry, state) = latest(&world.host).unwrap().unwrap();
+    let (entry, state) = newest(&world).unwrap().unwrap();
     assert!(matches!(entry, Entry::Record(record) if record.id == attempt));
     state
 }
@@ -150,7 +151,7 @@ fn a_record_of_a_newer_release_is_shown_and_left() {
     newer["accepted_at"] = json!({"a new": "form"});
     let path = place(&world, &newer);
     let before = fs::read_to_string(&path).unwrap();
-    assert!(matches!(latest(&world.host), Ok(Some((Entry::Newer(_), State::Unknown { .. })))));
+    assert!(matches!(newest(&world), Ok(Some((Entry::Newer(_), State::Unknown { .. })))));
     world.installed(&exact("1.4.0"));
     assert_eq!(fs::read_to_string(&path).unwrap(), before);
 }
@@ -186,8 +187,8 @@ fn readers_write_nothing() {
     fs::write(world.host.attempts().join("not-a-record.txt"), "x").unwrap();
     let before = snapshot(world.root());
     for _ in 0..2 {
-        let _ = (status(&world.host), latest(&world.host), ids(&world.host));
-        let _ = ployz::install::admission::observe(&world.host);
+        let _ = (status(&world.host), newest(&world), ids(&world.host));
+        let _ = observe(&world.host);
     }
     assert_eq!(snapshot(world.root()), before);
     let empty = World::new(&alone);
@@ -221,5 +222,5 @@ fn a_record_is_small_whatever_is_said_in_it() {
     let record: Record = world.install(&exact("1.4.0")).unwrap();
     let length = fs::metadata(world.host.attempts().join(format!("{}.json", record.id))).unwrap().len();
     assert!(length < 16 * 1024, "{length} bytes");
-    assert!(matches!(latest(&world.host), Ok(Some((Entry::Record(_), State::Ended)))));
+    assert!(matches!(newest(&world), Ok(Some((Entry::Record(_), State::Ended)))));
 }

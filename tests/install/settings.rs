@@ -28,7 +28,7 @@ fn what_is_wrong_is_refused_by_name() {
         (r#"{"deadlines":{"aquire":3}}"#, r#"unknown field "aquire""#),
         (r#"{"confirm_window":1000}"#, "confirm_window is 1000 s"),
         (r#"{"floor":"latest"}"#, r#""latest" is not a version"#),
-        (r#"{"signing_key":"RWQ"}"#, "signing_key: this release can't check signatures"),
+        (r#"{"signing_key":"RWQ"}"#, "signing_key is not a minisign public key"),
         (r#"{"allow_http":"yes"}"#, "invalid type"),
     ] {
         let world = World::new(&alone);

@@ -4,13 +4,14 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use ployz::install::attempt::{Entry, Installation, Outcome, Requested, State, latest, read};
+use ployz::install::attempt::{Entry, Installation, Outcome, Requested, State, read};
 use ployz::install::release::Channel;
 use ployz::install::{Request, Wanted};
 use serde_json::Value;
 
 use crate::world::{
-    NONE, NONE_SWITCHED, OWN, PLOYZD, World, alone, channel, exact, from_disk, request, script, script_that, version,
+    NONE, NONE_SWITCHED, OWN, PLOYZD, World, alone, channel, exact, from_disk, newest, request, script, script_that,
+    version,
 };
 
 fn real() -> Vec<u8> {
@@ -87,7 +88,7 @@ fn assert_told(world: &World, attempt: &str) {
     assert!(told.iter().all(|event| event["schema"] == 1 && event["at"].is_string()));
     let on_disk = fs::read(world.host.attempts().join(format!("{attempt}.json"))).unwrap();
     assert_eq!(last["record"], serde_json::from_slice::<Value>(&on_disk).unwrap());
-    let Ok(Some((Entry::Record(record), State::Ended))) = latest(&world.host) else { panic!("no record") };
+    let Ok(Some((Entry::Record(record), State::Ended))) = newest(world) else { panic!("no record") };
     assert_eq!(record.id, attempt);
 }
 
@@ -156,7 +157,8 @@ fn another_release_brings_its_units_and_an_older_one_is_warned_of() {
     assert!(warned("1.4.0 is older than 1.5.0: older software may not understand"), "{record:#?}");
     assert!(fs::read_to_string(world.host.unit("ployz.service")).unwrap().contains("# older"));
     assert!(world.host.admin_units().join("multi-user.target.wants/ployz-new.service").is_symlink());
-    assert_eq!(world.inventory()["units"], serde_json::json!(["ployz.service", "ployz-new.service"]));
+    let units = world.inventory()["units"].to_string();
+    assert!(units.contains("ployz.service") && units.contains("ployz-new.service"), "{units}");
 }
 
 #[test]

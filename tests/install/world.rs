@@ -11,7 +11,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kit::release::Published;
 use kit::{Options, Server, Tls};
 use ployz::host::Host;
-use ployz::install::attempt::{Installation, Outcome, Record};
+use ployz::install::admission::observe;
+use ployz::install::attempt::{Entry, Installation, Outcome, ReadError, Record, State, latest};
 use ployz::install::events::{Event, Refusal};
 use ployz::install::release::{Channel, Version};
 use ployz::install::{Mode, Request, Wanted, install};
@@ -193,6 +194,11 @@ impl World {
     pub(crate) fn inventory(&self) -> Value {
         serde_json::from_slice(&fs::read(self.host.installed_json()).unwrap()).unwrap()
     }
+}
+
+/// The newest attempt and its state, as a reader sees them.
+pub(crate) fn newest(world: &World) -> Result<Option<(Entry, State)>, ReadError> {
+    latest(&world.host, &observe(&world.host))
 }
 
 /// Nothing left over.

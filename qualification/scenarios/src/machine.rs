@@ -14,6 +14,16 @@ use crate::releases::{Release, release};
 use crate::run::{Run, USUAL};
 use crate::server::Server;
 
+/// Stops every process before the power is gone: nobody shall see, and note, that somebody else was killed. What was
+/// entered from outside (parent 0) goes on, since its parent there would stop with it and could not reap it.
+const STOP: &str = r#"
+    for status in /proc/[0-9]*/status; do
+        pid=${status#/proc/} pid=${pid%/status}
+        parent=$(sed -n 's/^PPid:[^0-9]*//p' "$status" 2>/dev/null) || continue
+        [ "$pid" = $$ ] || [ "$pid" = 1 ] || [ "${parent:-0}" = 0 ] || kill -STOP "$pid" 2>/dev/null
+    done
+    true"#;
+
 /// What a machine is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Image {
@@ -243,8 +253,7 @@ impl Machine {
     /// Takes its power away, and boots it again.
     #[track_caller]
     pub fn lose_power(&self) {
-        // All at the same moment: nobody shall see, and note, that somebody else was killed.
-        lab().machine(USUAL, &["sh", &self.name, "sh", "-c", "kill -STOP -1"]).ok();
+        self.run(STOP).ok();
         lab().machine(USUAL, &["kill", &self.name]).ok();
         self.start();
     }

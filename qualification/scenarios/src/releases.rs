@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -46,18 +47,31 @@ impl Release {
     /// this tree does. The text must be there, and once.
     #[track_caller]
     #[must_use]
-    pub fn changed(&self, name: &str, from: &str, to: &str) -> Self {
+    pub fn changed(&self, from: &str, to: &str) -> Self {
         assert_eq!(from.len(), to.len(), "an executable keeps its length");
         let mut bytes = fs::read(self.ployzd()).expect("reading an executable");
-        let places: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(from.as_bytes())).collect();
+        let places: Vec<usize> =
+            (0..bytes.len()).filter(|at| bytes[*at..].starts_with(from.as_bytes())).collect();
         assert_eq!(places.len(), 1, "{from:?} is there so many times");
         bytes[places[0]..places[0] + from.len()].copy_from_slice(to.as_bytes());
-        let dir = scratch().join("changed").join(name);
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let dir = scratch().join(format!("changed-{number}"));
         fs::create_dir_all(&dir).expect("making a directory");
         fs::copy(self.ployzd(), dir.join("ployzd")).expect("copying an executable with its mode");
         fs::write(dir.join("ployzd"), bytes).expect("writing an executable");
         let (shown, archive) = (dir.display().to_string(), archive_name(&self.dir));
-        host(&["tar", "-C", &shown, "--owner=0", "--group=0", "-czf", &format!("{shown}/{archive}"), "ployzd"]).ok();
+        host(&[
+            "tar",
+            "-C",
+            &shown,
+            "--owner=0",
+            "--group=0",
+            "-czf",
+            &format!("{shown}/{archive}"),
+            "ployzd",
+        ])
+        .ok();
         let sums = format!("{}  {archive}\n", sha256(&dir.join(&archive)));
         fs::write(dir.join("checksums.txt"), sums).expect("writing checksums");
         Self { version: self.version.clone(), sha256: sha256(&dir.join("ployzd")), dir }

@@ -135,7 +135,11 @@ impl Drop for Server {
         if std::thread::panicking() {
             let log = fs::read_to_string(self.root.with_extension("log")).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
-            eprintln!("=== {}: what it was asked\n{}", self.url(), lines[lines.len().saturating_sub(20)..].join("\n"));
+            eprintln!(
+                "=== {}: what it was asked\n{}",
+                self.url(),
+                lines[lines.len().saturating_sub(20)..].join("\n")
+            );
         }
         self.stop();
     }

@@ -1,6 +1,11 @@
 //! Who may do what on a Machine: root, an operator in group `ployz`, anyone else.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed assumption fails the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed assumption fails the test"
+)]
 
 use scenarios::{Machine, release, serve};
 
@@ -34,7 +39,8 @@ fn a_named_operator_sees_everything_and_initializes_and_is_not_root() {
         let tried = machine.run_as("alice", &format!("cat {path}"));
         assert_ne!(tried.code, 0, "{path} is readable to operators");
     }
-    let tried = machine.run_as("alice", "touch /var/lib/ployz-install/attempts/x /usr/local/bin/ployzd /run/ployz/x");
+    let tried =
+        machine.run_as("alice", "touch /var/lib/ployz-install/attempts/x /usr/local/bin/ployzd /run/ployz/x");
     assert_eq!(tried.both().matches("Permission denied").count(), 3, "{}", tried.shown());
 }
 
@@ -53,7 +59,8 @@ fn whoever_is_no_operator_is_told_what_is_not_known_and_nothing_false() {
     for lie in ["no attempt", "admission   free", "differs"] {
         assert!(!shown.both().contains(lie), "{lie:?} is not known to bob:\n{}", shown.shown());
     }
-    let refused = machine.run(&format!("{PLOYZD} install --group-user nobody-here --group-user bob")).expect(4);
+    let refused =
+        machine.run(&format!("{PLOYZD} install --group-user nobody-here --group-user bob")).expect(4);
     let _ = refused.says(&["nobody-here", "nothing was changed"]);
     assert_eq!(machine.run("getent group ployz | cut -d: -f4").text(), "", "half of it was done");
 }

@@ -107,7 +107,11 @@ fn a_stale_process_is_restarted_and_confirmed_when_the_new_release_is_already_in
     let after = machine.assert_runs("1.5.0", &new.sha256);
     assert_ne!(before.pid, after.pid);
     assert_eq!(run.outcome()["succeeded"]["nothing_was_needed"], false);
-    assert_eq!(server.asked(), ["/releases/download/v1.5.0/checksums.txt"], "the archive is not fetched again");
+    assert_eq!(
+        server.asked(),
+        ["/releases/download/v1.5.0/checksums.txt"],
+        "the archive is not fetched again"
+    );
     machine.assert_nothing_left();
 }
 

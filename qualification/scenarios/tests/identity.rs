@@ -1,12 +1,18 @@
 //! The Machine's identity: only `initialize` makes it, only root's `reset` removes it, nothing else touches it.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed assumption fails the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed assumption fails the test"
+)]
 
 use scenarios::{Machine, release, serve};
 
 const PLOYZD: &str = "/usr/local/bin/ployzd";
 /// Names, owners, modes, times and contents.
-const STATE: &str = "find /var/lib/ployz -printf '%p %y %u:%g %m %T@ %i\n' | sort; sha256sum /var/lib/ployz/*";
+const STATE: &str =
+    "find /var/lib/ployz -printf '%p %y %u:%g %m %T@ %i\n' | sort; sha256sum /var/lib/ployz/*";
 
 #[test]
 fn identity_survives_an_upgrade_byte_for_byte_and_goes_with_a_reset() {
@@ -46,7 +52,11 @@ fn identity_survives_an_upgrade_byte_for_byte_and_goes_with_a_reset() {
 fn a_damaged_identity_is_reported_and_left_alone() {
     let machine = Machine::named("damaged").installed("1.4.0").boot();
     machine.run(&format!("{PLOYZD} machine initialize")).ok();
-    for damage in ["head -c 40 identity.json >x; cat x >identity.json; rm x", ": >identity.json", "echo '{}' >identity.json"] {
+    for damage in [
+        "head -c 40 identity.json >x; cat x >identity.json; rm x",
+        ": >identity.json",
+        "echo '{}' >identity.json",
+    ] {
         machine.run(&format!("cd /var/lib/ployz && {damage}")).ok();
         let state = machine.run(STATE).expect(0).stdout;
         machine.run("systemctl restart ployz.service").ok();

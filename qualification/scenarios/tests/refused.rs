@@ -1,6 +1,11 @@
 //! What does not happen: releases that are not there, two installers at once, installers that are ended half-way.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed assumption fails the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed assumption fails the test"
+)]
 
 use scenarios::{Background, Machine, Server, release, serve};
 use serde_json::{Value, json};
@@ -61,7 +66,8 @@ fn busy_names_who_is_at_it_and_nothing_else_is_changed_meanwhile() {
     assert_eq!(refused.last()["refused"]["reason"], "busy");
     let _ = refused.says(&[&id]);
     let _ = machine.run(&format!("{PLOYZD} install")).expect(3).says(&[&id, "busy", "pid "]);
-    let _ = machine.run(&format!("{PLOYZD} machine initialize")).expect(3).says(&[&id, "nothing was changed"]);
+    let _ =
+        machine.run(&format!("{PLOYZD} machine initialize")).expect(3).says(&[&id, "nothing was changed"]);
     let _ = machine.run(&format!("{PLOYZD} machine reset --yes")).expect(3).says(&[&id]);
     let shown = machine.run(&format!("{PLOYZD} status")).expect(0);
     let _ = shown.says(&["running, at acquiring", &id[..8]]);
