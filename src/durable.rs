@@ -133,17 +133,22 @@ pub(crate) fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
+/// Opens a regular file for reading; anything else is refused, and none of it is waited for.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("not a regular file")) }
+}
+
 /// Reads a file of at most `most` bytes.
 ///
 /// # Errors
 /// The system's, and `FileTooLarge` for a longer one.
 pub(crate) fn read_bounded(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
-    let file = File::open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    file.take(most as u64 + 1).read_to_end(&mut content)?;
+    open_regular(path)?.take(most as u64 + 1).read_to_end(&mut content)?;
     if content.len() > most {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("longer than {most} bytes")));
     }
@@ -176,7 +181,7 @@ pub(crate) fn sha256(mut reader: impl Read) -> io::Result<(String, u64)> {
 /// # Errors
 /// The system's.
 pub(crate) fn sha256_file(path: &Path) -> io::Result<String> {
-    Ok(sha256(File::open(path)?)?.0)
+    Ok(sha256(open_regular(path)?)?.0)
 }
 
 /// Moves a file that can't be read out of the way, so that nothing trips over it twice; says where to.

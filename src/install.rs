@@ -133,9 +133,7 @@ fn ready_to_ask(host: &Host, request: &Request) -> Result<Settings, Refusal> {
         let help = "to put files into an image that is not running, add --installation-only";
         return Err(Refusal::one("systemd is not PID 1 here", help));
     }
-    if !host.program().exists() {
-        return Err(Refusal::one("/proc is not mounted here", "mount it: mount -t proc proc /proc"));
-    }
+    can_run_children(host)?;
     let mut problems = host::unknown_users(host, &request.operators);
     match Settings::read(host) {
         Ok(settings) if problems.is_empty() => return Ok(settings),
@@ -144,6 +142,14 @@ fn ready_to_ask(host: &Host, request: &Request) -> Result<Settings, Refusal> {
             .push(Problem::new(e.to_string(), "correct the file, or remove it to use the published source")),
     }
     Err(Refusal::Refused(problems))
+}
+
+/// Refuses a host on which this process can't find its own executable.
+pub(crate) fn can_run_children(host: &Host) -> Result<(), Refusal> {
+    if host.program().exists() {
+        return Ok(());
+    }
+    Err(Refusal::one("/proc is not mounted here", "mount it: mount -t proc proc /proc"))
 }
 
 /// Makes one exact release of what is wanted, once. A channel's pointer never leads below what is installed nor to

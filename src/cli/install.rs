@@ -39,9 +39,12 @@ pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Ex
     if arguments.dry_run {
         return dry_run(host, &request, arguments.json);
     }
-    if let Err(e) = run_from_staging(host, &request) {
-        error(format!("running from staging: {e}; nothing was changed"), Some("look at: df -h /usr/local"));
-        return Exit::Unchanged;
+    let staged = install::can_run_children(host).and_then(|()| {
+        let refused = |e| Refusal::one(format!("running from staging: {e}"), "look at: df -h /usr/local");
+        run_from_staging(host, &request).map_err(refused)
+    });
+    if let Err(refusal) = staged {
+        return refuse(&refusal, arguments.json);
     }
     // Whatever is made has the mode that it is given; a umask of the caller's shall not take from it.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
@@ -72,12 +75,7 @@ pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Ex
 /// Says what an installation would change, file by file.
 fn dry_run(host: &Host, request: &Request, json: bool) -> Exit {
     let planned = Interrupt::hold()
-        .map_err(|e| {
-            Refusal::Refused(vec![install::preflight::Problem {
-                what: format!("holding signals back: {e}"),
-                help: "try again".into(),
-            }])
-        })
+        .map_err(|e| Refusal::one(format!("holding signals back: {e}"), "try again"))
         .and_then(|interrupt| install::plan::plan(host, request, &interrupt));
     let plan = match planned {
         Ok(plan) => plan,

@@ -17,7 +17,7 @@ use super::flow::{Failure, Flow};
 use super::release::archive_name;
 use super::staging::Staging;
 use super::{Release, Source};
-use crate::durable::{create_new, read_bounded, sha256};
+use crate::durable::{create_new, open_regular, read_bounded, sha256};
 use crate::host::architecture;
 use crate::interrupt::Interrupt;
 
@@ -173,10 +173,7 @@ pub(super) fn local_sums(path: &Path, signed: bool) -> Result<Sums, Failure> {
 fn copy_local(from: &Path, to: &Path, interrupt: &Interrupt) -> Result<Unverified, Failure> {
     let reading = |e: io::Error| Failure::new("missing", format!("reading {from:?}: {e}"));
     let writing = |e: io::Error| Failure::new("disk", format!("writing {to:?}: {e}"));
-    let mut file = File::open(from).map_err(reading)?;
-    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
-        return Err(reading(io::Error::other("not a regular file")));
-    }
+    let mut file = open_regular(from).map_err(reading)?;
     let mut incoming = Incoming::create(to).map_err(writing)?;
     let mut buffer = vec![0u8; 64 * 1024];
     loop {

@@ -111,9 +111,8 @@ pub(crate) fn activate(
     let mut replaced = false;
     if let Some(next) = &staged.file {
         settle(next).map_err(stopped(format!("making {next:?} durable")))?;
-        if before.keeps_current(host)
-            && keep_previous(host, admission).map_err(stopped("keeping the previous binary"))?
-        {
+        if before.keeps_current(host) {
+            keep_previous(host, admission).map_err(stopped("keeping the previous binary"))?;
             inventory.previous =
                 before.current.as_ref().and_then(|(_, sha256)| inventory.describes(sha256).cloned());
         }
@@ -198,13 +197,13 @@ fn settle(next: &Path) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Keeps the current executable as the previous one, as a second name of the same file; `false` when it is that
-/// already (renaming two links of one file over each other is a silent no-op).
-fn keep_previous(host: &Host, admission: &Admission) -> io::Result<bool> {
+/// Keeps the current executable as the previous one, as a second name of the same file. Where it is that already,
+/// nothing is done: renaming two links of one file over each other is a silent no-op.
+fn keep_previous(host: &Host, admission: &Admission) -> io::Result<()> {
     let (current, previous) = (host.installed(), host.previous());
     let meta = std::fs::metadata(&current)?;
     if std::fs::symlink_metadata(&previous).is_ok_and(|p| p.ino() == meta.ino() && p.dev() == meta.dev()) {
-        return Ok(false);
+        return Ok(());
     }
     let temporary = host.bin().join(format!(".ployzd.previous.{}", admission.attempt()));
     let _ = std::fs::remove_file(&temporary);
@@ -213,7 +212,7 @@ fn keep_previous(host: &Host, admission: &Admission) -> io::Result<bool> {
     if renamed.is_err() {
         let _ = std::fs::remove_file(&temporary);
     }
-    renamed.map(|()| true)
+    renamed
 }
 
 fn needs_reload(systemd: Systemd, units: &[Unit]) -> bool {

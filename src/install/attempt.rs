@@ -445,7 +445,8 @@ pub(crate) fn close_open(host: &Host, admission: &Admission) -> Vec<String> {
             _ => {}
         }
     }
-    for id in ids.iter().skip(KEPT) {
+    // This one's own record comes next.
+    for id in ids.iter().filter(|id| *id != admission.attempt()).skip(KEPT - 1) {
         let _ = std::fs::remove_file(host.attempts().join(format!("{id}.json")));
         let _ = std::fs::remove_file(host.attempts().join(format!("{id}.exit.json")));
     }

@@ -130,7 +130,7 @@ fn a_power_loss_in_the_download_is_interrupted_with_the_boot_as_evidence() {
 
 #[test]
 fn ctrl_c_hangup_and_a_closed_pipe_in_the_download_leave_nothing() {
-    let (_server, machine, running, id) = in_the_middle("cancelled", UPGRADE);
+    let (server, machine, running, id) = in_the_middle("cancelled", UPGRADE);
     let before = machine.watch();
     let cancelled = |machine: &Machine, id: &str| {
         let record = machine.attempt(id);
@@ -148,6 +148,10 @@ fn ctrl_c_hangup_and_a_closed_pipe_in_the_download_leave_nothing() {
 
     for end in ["kill -HUP", "kill -TERM", "pipe"] {
         let seen = machine.attempts();
+        if end == "pipe" {
+            // It is noticed when there is something to tell: each 256 KiB.
+            server.rules(&json!([{"path": "*.tar.gz", "drip": {"bytes": 20_000, "every_ms": 50}}]));
+        }
         let reader = if end == "pipe" { "head -n 4 >/dev/null" } else { "cat" };
         let running = machine.start_run(&format!("{UPGRADE} | {reader}"));
         machine.until("it is accepted", |machine| machine.attempts().len() > seen.len());
