@@ -20,6 +20,8 @@ mod child;
 mod crashes;
 #[path = "install/network.rs"]
 mod network;
+#[path = "install/plan.rs"]
+mod plan;
 #[path = "install/preflight.rs"]
 mod preflight;
 #[path = "install/previous.rs"]

@@ -164,6 +164,9 @@ pub struct Record {
     pub target_digest: Option<String>,
     /// What was installed before.
     pub from: Option<Version>,
+    /// The digest of the executable that was in place before, if there was one.
+    #[serde(default)]
+    pub from_digest: Option<String>,
     /// How far it has come.
     pub stage: Stage,
     /// Whether the installation was changed.
@@ -267,6 +270,7 @@ impl Record {
             target,
             target_digest: None,
             from: None,
+            from_digest: None,
             stage: Stage::Accepted,
             installation: Installation::Unchanged,
             switched: Vec::new(),
@@ -290,6 +294,14 @@ impl Record {
         text.push(b'\n');
         let owner = Account { uid: 0, gid: host.group("ployz").unwrap_or(0) };
         write_whole(host, &host.attempts().join(format!("{}.json", self.id)), &text, 0o640, owner)
+    }
+
+    /// What an attempt without an outcome did to the installation, from the digest of what is in place now: it may have
+    /// been cut off after a rename and before it wrote so.
+    pub fn installation_now(&self, in_place: Option<&str>) -> Installation {
+        let target = self.target_digest.as_deref();
+        let switched = target.is_some() && target == in_place && self.from_digest.as_deref() != target;
+        if self.outcome.is_none() && switched { Installation::Replaced } else { self.installation }
     }
 
     /// The state, from the record, this boot's id and what is seen of admission.
@@ -395,17 +407,22 @@ pub fn ids(host: &Host) -> io::Result<Vec<String>> {
     Ok(found.into_iter().map(|(_, id)| id).collect())
 }
 
-/// The newest record that can be read, with its derived state.
+/// The newest record that can be read, with its derived state; `in_place` is the digest of the installed executable.
 ///
 /// # Errors
 /// When the directory or the file can't be read.
-pub fn latest(host: &Host, admission: &Observed) -> Result<Option<(Entry, State)>, ReadError> {
+pub fn latest(
+    host: &Host,
+    admission: &Observed,
+    in_place: Option<&str>,
+) -> Result<Option<(Entry, State)>, ReadError> {
     let path = host.attempts();
     let ids = ids(host).map_err(|source| ReadError::Read { path: path.clone(), source })?;
     let Some(id) = ids.first() else { return Ok(None) };
-    let entry = read(&path.join(format!("{id}.json")))?;
-    let state = match &entry {
+    let mut entry = read(&path.join(format!("{id}.json")))?;
+    let state = match &mut entry {
         Entry::Record(record) => {
+            record.installation = record.installation_now(in_place);
             let exit = exit_evidence(host, id);
             record.state(&host.boot_id(), admission, exit.as_deref())
         }
@@ -416,7 +433,7 @@ pub fn latest(host: &Host, admission: &Observed) -> Result<Option<(Entry, State)
 
 /// Closes every open record as interrupted, moves damaged ones aside, and forgets all but the newest. Returns what is
 /// worth telling.
-pub(crate) fn close_open(host: &Host, admission: &Admission) -> Vec<String> {
+pub(crate) fn close_open(host: &Host, admission: &Admission, in_place: Option<&str>) -> Vec<String> {
     let mut told = Vec::new();
     let boot_id = host.boot_id();
     let ids = ids(host).unwrap_or_default();
@@ -432,6 +449,7 @@ pub(crate) fn close_open(host: &Host, admission: &Admission) -> Vec<String> {
                     continue;
                 };
                 told.push(format!("attempt {id} was interrupted at {}: {evidence}", record.stage));
+                record.installation = record.installation_now(in_place);
                 record.outcome = Some(Outcome::Interrupted { stage: record.stage.clone(), evidence });
                 record.ended_at = Some(Timestamp::now());
                 if let Err(e) = record.write(host, admission) {

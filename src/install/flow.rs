@@ -92,11 +92,12 @@ impl<'a> Flow<'a> {
         let mut record =
             Record::new(host, admission.attempt(), "install", release.requested, Some(release.version));
         record.warnings.extend(damage);
-        record.warnings.extend(attempt::close_open(host, &admission));
         let current = on_disk(&host.installed()).unwrap_or_else(|e| {
             record.warnings.push(format!("reading {:?}: {e}", host.installed()));
             None
         });
+        record.from_digest = current.as_ref().map(|(_, sha256)| sha256.clone());
+        record.warnings.extend(attempt::close_open(host, &admission, record.from_digest.as_deref()));
         let answer = systemd.and_then(|systemd| readiness::look(host, systemd).ok());
         let was_ready = answer.as_ref().is_some_and(|seen| {
             seen.executable.is_some()

@@ -73,6 +73,7 @@ pub struct Status {
 pub fn status(host: &Host) -> Status {
     let (inventory, damage) = Inventory::read(host);
     let file = on_disk(&host.installed());
+    let in_place = file.as_ref().ok().and_then(|found| found.as_ref().map(|(_, sha256)| sha256.clone()));
     let process = look_at_process(host, file.as_ref().ok().and_then(|f| f.as_ref().map(|(inode, _)| *inode)));
     let api = match &process {
         Ok(process) if process.state == "active" => ask(host),
@@ -83,7 +84,7 @@ pub fn status(host: &Host) -> Status {
         found.map(|(_, sha256)| OnDisk { described: inventory.describes(&sha256).cloned(), sha256 })
     });
     let admission = admission(host, api.as_ref().ok());
-    let last = match attempt::latest(host, &admission) {
+    let last = match attempt::latest(host, &admission, in_place.as_deref()) {
         Ok(found) => Ok(found.map(|(entry, state)| match entry {
             Entry::Record(record) => (serde_json::to_value(record).unwrap_or_default(), state),
             Entry::Newer(value) => (Value::Object(value), state),
@@ -198,7 +199,11 @@ fn judge(status: &mut Status) {
             let stage = record.get("stage").and_then(Value::as_str).unwrap_or("an unknown stage");
             match state {
                 State::Interrupted { evidence } => {
-                    findings.push(format!("the last attempt was interrupted at {stage}: {evidence}"));
+                    let installation =
+                        record.get("installation").and_then(Value::as_str).unwrap_or("unknown");
+                    findings.push(format!(
+                        "the last attempt was interrupted at {stage}, installation {installation}: {evidence}"
+                    ));
                 }
                 State::Unknown { why } => unknown.push(format!("whether the last attempt still runs: {why}")),
                 State::Running | State::Ended => {}

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -31,8 +31,8 @@ const JANITOR: &str = r#"
 pub(crate) struct Lab {
     id: String,
     scratch: PathBuf,
-    /// Closed by the kernel when this process ends.
-    _alive: ChildStdin,
+    /// Sees that this process has ended by the end of its standard input, which the kernel closes.
+    _janitor: (Child, ChildStdin),
 }
 
 /// The lab, made at the first call.
@@ -67,7 +67,7 @@ impl Lab {
         std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut said)
             .expect("hearing the janitor");
         assert_eq!(said.trim(), "ready", "the lab {id} can't be used: see above");
-        let lab = Self { id: id.to_owned(), scratch, _alive: alive };
+        let lab = Self { id: id.to_owned(), scratch, _janitor: (janitor, alive) };
         lab.machine(Duration::from_secs(30), &["net-up"]).ok();
         // A bridge without an address of its own takes that of a port: with each machine that ends it would change,
         // and the others would send to the old one for half a minute.

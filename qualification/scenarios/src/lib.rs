@@ -37,6 +37,7 @@ mod machine;
 mod releases;
 mod run;
 mod server;
+pub mod vm;
 
 pub use client::{Client, Heard};
 pub use lab::{note, repository, scratch};

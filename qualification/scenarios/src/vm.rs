@@ -4,11 +4,12 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lab::{caches, note, repository};
+use crate::machine::quoted;
 use crate::releases::Release;
 use crate::run::{Run, USUAL, host_within};
 
@@ -32,8 +33,8 @@ const IMAGE: Duration = Duration::from_secs(900);
 #[derive(Debug)]
 struct Machines {
     dir: PathBuf,
-    /// Closed by the kernel when this process ends.
-    _alive: ChildStdin,
+    /// Its standard input is closed by the kernel when this process ends.
+    janitor: Child,
 }
 
 /// A machine. Dropping it destroys it, and shows its console and journal when the test has failed.
@@ -59,12 +60,11 @@ impl Machines {
             .process_group(0)
             .spawn()
             .expect("starting the janitor");
-        let alive = janitor.stdin.take().expect("the janitor's standard input");
         let mut said = String::new();
         let stdout = janitor.stdout.take().expect("the janitor's standard output");
         BufReader::new(stdout).read_line(&mut said).expect("hearing the janitor");
         assert_eq!(said.trim(), "ready", "machines can't be kept in {}: see above", dir.display());
-        Self { dir, _alive: alive }
+        Self { dir, janitor }
     }
 
     #[track_caller]
@@ -74,6 +74,13 @@ impl Machines {
             vec!["env".into(), format!("VM_DIR={}", self.dir.display()), script.display().to_string()];
         all.extend(words.iter().map(|word| (*word).to_owned()));
         host_within(bound, &all)
+    }
+}
+
+impl Drop for Machines {
+    fn drop(&mut self) {
+        drop(self.janitor.stdin.take());
+        let _ = self.janitor.wait();
     }
 }
 
@@ -106,6 +113,12 @@ impl Vm {
     pub fn run(&self, command: &str) -> Run {
         let words = ["sh", "--timeout", "120", &self.name, "bash", "-c", command];
         Run { command: command.to_owned(), ..self.machines.vm(Duration::from_secs(150), &words) }
+    }
+
+    /// Writes a file inside.
+    #[track_caller]
+    pub fn write(&self, path: &str, text: &str) {
+        self.run(&format!("printf %s {} >{path}", quoted(text))).ok();
     }
 
     /// Copies a file in, with its mode.
