@@ -47,3 +47,13 @@ impl From<Exit> for ExitCode {
         })
     }
 }
+
+/// Prints what clap has to say: help that was asked for, or what is wrong with the command line.
+fn not_a_command(error: &clap::Error) -> Exit {
+    match (error.print(), error.use_stderr()) {
+        (_, true) => Exit::Usage,
+        (Ok(()), false) => Exit::Done,
+        // Output that nobody takes is not output.
+        (Err(_), false) => Exit::Unknown,
+    }
+}

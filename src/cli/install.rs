@@ -81,28 +81,27 @@ fn dry_run(host: &Host, request: &Request, json: bool) -> Exit {
         Ok(plan) => plan,
         Err(refusal) => return refuse(&refusal, json),
     };
+    if show_plan(&plan, json).is_ok() { Exit::Done } else { Exit::Unknown }
+}
+
+fn show_plan(plan: &install::plan::Plan, json: bool) -> io::Result<()> {
     let mut out = output::stdout();
     if json {
         let plan = serde_json::json!({
             "schema": install::events::SCHEMA, "event": "outcome", "at": jiff::Timestamp::now(), "record": null,
             "plan": plan,
         });
-        let _ = out.line(plan.to_string());
-        return Exit::Done;
+        return out.line(plan.to_string());
     }
     let from = plan.from.map(|from| format!("{from} → ")).unwrap_or_default();
-    let _ = out.line(format!("install {from}{}: nothing was changed; it would do this:", plan.target));
+    out.line(format!("install {from}{}: nothing was changed; it would do this:", plan.target))?;
     for change in &plan.changes {
-        let _ = out.line(format!("  {}  {}", change.what, out.styled(Style::Dim, &change.how)));
+        out.line(format!("  {}  {}", change.what, out.styled(Style::Dim, &change.how)))?;
     }
     if plan.changes.is_empty() {
-        let _ =
-            out.line("  no file would change; what runs is compared, and restarted only if it is another");
+        out.line("  no file would change; what runs is compared, and restarted only if it is another")?;
     }
-    for note in &plan.notes {
-        let _ = out.line(format!("note: {note}"));
-    }
-    Exit::Done
+    plan.notes.iter().try_for_each(|note| out.line(format!("note: {note}")))
 }
 
 fn request(version: &str, arguments: &Install) -> Result<Request, String> {

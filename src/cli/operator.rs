@@ -32,11 +32,7 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
             );
             Exit::Usage
         }
-        Err(e) => {
-            let asked = !e.use_stderr();
-            let _ = e.print();
-            if asked { Exit::Done } else { Exit::Usage }
-        }
+        Err(e) => super::not_a_command(&e),
     };
     exit.into()
 }

@@ -28,6 +28,9 @@ struct Command {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Install a release on this Machine and confirm that it runs (root)
+    ///
+    /// Without --version and --channel this executable installs itself; run from /usr/local/bin it repairs what is
+    /// installed. Nothing is replaced or restarted that is in place and running already.
     Install(Install),
     /// Show what runs, what is installed, and where they differ
     Status(Json),
@@ -58,10 +61,6 @@ struct Json {
     json: bool,
 }
 
-/// Install a release on this Machine and confirm that it runs.
-///
-/// Without --version and --channel this executable installs itself; run from /usr/local/bin it repairs what is
-/// installed. Nothing is replaced or restarted that is in place and running already.
 #[derive(Debug, Args)]
 pub(crate) struct Install {
     /// Install this exact release
@@ -131,9 +130,7 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
     let command = match Command::try_parse() {
         Ok(command) => command,
         Err(e) => {
-            let asked = !e.use_stderr();
-            let _ = e.print();
-            return if asked { Exit::Done } else { Exit::Usage }.into();
+            return super::not_a_command(&e).into();
         }
     };
     let host = Host::system();

@@ -118,12 +118,26 @@ pub fn plan(host: &Host, request: &Request, interrupt: &Interrupt) -> Result<Pla
             changes.push(Change { what, how: "the current release, kept".into() });
         }
     }
-    if same || matches!(release.source, Source::Itself) {
-        for unit in units::differing(host, &units::shipped()) {
-            changes.push(Change { what: host.unit(&unit.name).display().to_string(), how: "written".into() });
+    // A release says itself which units it brings.
+    let brought = match (&release.source, same) {
+        (Source::Itself, _) => Ok(Some(units::shipped())),
+        (_, true) => units::ask(host, &host.installed(), settings.deadlines.preflight, interrupt),
+        (_, false) => Ok(None),
+    };
+    match brought {
+        Ok(Some(brought)) => {
+            changes.extend(units::differing(host, &brought).into_iter().map(|unit| Change {
+                what: host.unit(&unit.name).display().to_string(),
+                how: "written".into(),
+            }))
         }
-    } else {
-        notes.push(format!("units: what {} says of them is known once it has been fetched", release.version));
+        Ok(None) => {
+            notes.push(format!(
+                "units: what {} says of them is known once it has been fetched",
+                release.version
+            ));
+        }
+        Err(e) => notes.push(format!("units: {e}")),
     }
     Ok(Plan { target: release.version, from, changes, notes })
 }
@@ -137,7 +151,8 @@ fn prepared(host: &Host, request: &Request, docker: Docker, changes: &mut Vec<Ch
     for account in prepare::missing(host) {
         change(account, "created");
     }
-    for dir in [host.install_state(), host.attempts(), host.lib(), host.state()] {
+    let state = (request.mode == Mode::Prepare).then(|| host.state());
+    for dir in [host.install_state(), host.attempts(), host.lib()].into_iter().chain(state) {
         if !dir.exists() {
             change(dir.display().to_string(), "created");
         }

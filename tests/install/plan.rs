@@ -16,8 +16,10 @@ fn planned(world: &World, request: &Request) -> Result<Plan, Refusal> {
     plan
 }
 
+/// Files and directories; there are no accounts under a temporary root.
 fn changes(plan: &Plan) -> Vec<String> {
-    plan.changes.iter().map(|change| format!("{} {}", change.what, change.how)).collect()
+    let files = plan.changes.iter().filter(|change| change.what.starts_with('/'));
+    files.map(|change| format!("{} {}", change.what, change.how)).collect()
 }
 
 #[test]
