@@ -54,8 +54,7 @@ tools() {
 	! have curl || return 0
 	# By path: busybox sh has its own.
 	client=/usr/bin/wget
-	[ -x $client ] || die "no curl or wget: install curl"
-	case $($client --version 2>&1) in 'GNU Wget 1.'*) ;; *) die "this wget may not verify TLS: install curl" ;; esac
+	case $($client --version 2>&1) in 'GNU Wget 1.'*) ;; *) die "no curl, and no wget that verifies TLS: install curl" ;; esac
 }
 
 stage() {
@@ -64,17 +63,23 @@ stage() {
 			die "refusing $dir: not a directory that only root writes"
 	done
 	find "$base"/[0-9]*.?????? -prune -type d -mtime +0 -exec rm -rf {} + 2>/dev/null || :
-	# By number, as $dir may not be set yet.
-	trap 'trap "" HUP INT PIPE TERM
-		set +u
-		{ [ -z "$child" ] || kill $!; wait; } 2>/dev/null || :
-		rm -rf "$base/$$".??????' EXIT
-	trap 'exit 129' HUP
-	trap 'exit 130' INT
-	trap 'exit 141' PIPE
-	trap 'exit 143' TERM
+	trap 'end $?' EXIT
+	trap 'end 129' HUP
+	trap 'end 130' INT
+	trap 'end 141' PIPE
+	trap 'end 143' TERM
 	dir=$(mktemp -d "$base/$$.XXXXXX") || die "cannot write $base"
 	bin=$dir/ployzd log=$dir/log
+}
+
+# By number, as $dir may not be set yet.
+# shellcheck disable=SC2317
+end() {
+	trap '' HUP INT PIPE TERM
+	set +u
+	{ [ -z "$child" ] || kill $!; wait; } 2>/dev/null || :
+	rm -rf "$base/$$".??????
+	exit "$1"
 }
 
 # URL, bytes, seconds. In the background: a signal ends it at once.

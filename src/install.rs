@@ -163,17 +163,23 @@ fn resolve(
     let (inventory, _) = Inventory::read(host);
     let installed = inventory.current.map(|current| current.version);
     let (version, requested) = match request.wanted {
-        Wanted::Exact(version) => {
-            (version, request.label.map_or(Requested::Exact(version), Requested::Channel))
-        }
+        Wanted::Exact(version) => match request.label {
+            None => (version, Requested::Exact(version)),
+            // Someone else followed the pointer; its rules hold all the same.
+            Some(channel) => {
+                let major = installed.unwrap_or(version).major;
+                release::may_select(channel, major, installed, version).map_err(|e| refused_pointer(&e))?;
+                (version, Requested::Channel(channel))
+            }
+        },
         Wanted::Itself => (request.own_version, Requested::Itself),
         Wanted::Channel(channel) => {
             let major = installed.unwrap_or(request.own_version).major;
             let url = settings.pointer_url(major, channel);
             let pointer =
                 fetch::fetch_small(host, settings, &url, 4096, interrupt).map_err(|e| unresolved(&e))?;
-            let version = release::read_pointer(channel, major, installed, &pointer)
-                .map_err(|e| Refusal::one(e.to_string(), "ask for an exact version: --version X.Y.Z"))?;
+            let version = release::read_pointer(channel, major, installed, &pointer);
+            let version = version.map_err(|e| refused_pointer(&e))?;
             (version, Requested::Channel(channel))
         }
     };
@@ -207,6 +213,10 @@ fn resolve(
         }
     };
     Ok(Release { version, requested, source })
+}
+
+fn refused_pointer(error: &release::PointerError) -> Refusal {
+    Refusal::one(error.to_string(), "ask for an exact version: --version X.Y.Z")
 }
 
 fn unresolved(error: &fetch::FetchError) -> Refusal {

@@ -29,6 +29,8 @@ pub(crate) struct Unit {
     pub(crate) exit_code: String,
     /// Of the last main process: status or signal number.
     pub(crate) exit_status: String,
+    /// When the main process started, in microseconds of the monotonic clock.
+    pub(crate) since_monotonic: u64,
     /// When the main process started, as systemd prints it.
     pub(crate) since: String,
     /// The executables of the effective `ExecStart=`.
@@ -39,8 +41,19 @@ pub(crate) struct Unit {
     pub(crate) listen: Vec<String>,
 }
 
+impl Unit {
+    /// For how long the main process has run; zero when none runs, or when that can't be told.
+    pub(crate) fn age(&self) -> Duration {
+        let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map(Duration::from);
+        match (now, self.main_pid, self.since_monotonic) {
+            (Err(_), ..) | (_, 0, _) | (.., 0) => Duration::ZERO,
+            (Ok(now), _, since) => now.saturating_sub(Duration::from_micros(since)),
+        }
+    }
+}
+
 const PROPERTIES: &str = "Id,LoadState,ActiveState,SubState,UnitFileState,FragmentPath,MainPID,NRestarts,Result,\
-    ExecMainCode,ExecMainStatus,ExecMainStartTimestamp,ExecStart,NeedDaemonReload,Listen";
+    ExecMainCode,ExecMainStatus,ExecMainStartTimestamp,ExecMainStartTimestampMonotonic,ExecStart,NeedDaemonReload,Listen";
 
 /// systemd as PID 1 of this host, with the deadline of one call.
 #[derive(Debug, Clone, Copy)]
@@ -141,6 +154,7 @@ fn parse(block: &str) -> Unit {
         exit_code: one("ExecMainCode"),
         exit_status: one("ExecMainStatus"),
         since: one("ExecMainStartTimestamp"),
+        since_monotonic: one("ExecMainStartTimestampMonotonic").parse().unwrap_or_default(),
         // { path=/usr/local/bin/ployzd ; argv[]=/usr/local/bin/ployzd daemon ; … }
         exec_start: all("ExecStart")
             .iter()

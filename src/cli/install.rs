@@ -13,6 +13,7 @@ use crate::install::admission::Busy;
 use crate::install::attempt::{Installation, Outcome, Record, Stage};
 use crate::install::events::{Event, Refusal, What};
 use crate::install::installed::Docker;
+use crate::install::preflight::Problem;
 use crate::install::staging::{self, RunsFrom};
 use crate::install::{self, Mode, Request, Wanted};
 use crate::interrupt::Interrupt;
@@ -23,11 +24,9 @@ const BECAME: &str = "PLOYZ_INSTALL_COPY";
 /// Installs, and says how it went.
 pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Exit {
     if !host.privileged() {
-        error(
-            "installing needs root, and this is not root; nothing was changed",
-            Some(&format!("type: sudo {} install", own_path())),
-        );
-        return Exit::NotPermitted;
+        let help = format!("type: sudo {} install", own_path());
+        let problem = Problem { what: "installing needs root, and this is not root".into(), help };
+        return refuse(&Refusal::NotPermitted(problem), arguments.json);
     }
     let request = match request(version, arguments) {
         Ok(request) => request,
@@ -316,7 +315,9 @@ fn state_now(record: &Record) -> String {
 fn refuse(refusal: &Refusal, json: bool) -> Exit {
     let (exit, problems) = match refusal {
         Refusal::Busy(busy) => (Exit::Busy, busy_lines(busy)),
-        Refusal::NotPermitted(what) => (Exit::NotPermitted, vec![(what.clone(), String::new())]),
+        Refusal::NotPermitted(problem) => {
+            (Exit::NotPermitted, vec![(problem.what.clone(), problem.help.clone())])
+        }
         Refusal::Refused(problems) => {
             (Exit::Unchanged, problems.iter().map(|p| (p.what.clone(), p.help.clone())).collect())
         }

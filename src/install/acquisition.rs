@@ -114,8 +114,8 @@ impl Flow<'_> {
             }
             FetchError::Refused { .. } => Failure::new("refused", e),
             FetchError::Unreachable { .. } => Failure::new("unreachable", e).help("try again later"),
-            FetchError::Here(_) => Failure::new("fetch", e),
-            FetchError::Cancelled(_) => Failure::new("cancelled", e),
+            FetchError::Here { .. } => Failure::new("fetch", e),
+            FetchError::Cancelled { .. } => Failure::new("cancelled", e),
         })?;
         Ok(incoming.finish())
     }

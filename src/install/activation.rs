@@ -48,7 +48,8 @@ impl Before {
     fn keeps_current(&self, host: &Host) -> bool {
         let Some((_, sha256)) = &self.current else { return false };
         match self.inventory.describes(sha256) {
-            Some(described) => described.confirmed,
+            // Put in place without being watched (an image): it may be kept where it runs and nothing better is there.
+            Some(described) => described.confirmed || (self.was_ready && !host.previous().exists()),
             None => self.was_ready || !host.previous().exists(),
         }
     }

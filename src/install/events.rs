@@ -63,7 +63,7 @@ pub enum Refusal {
     /// Another has admission.
     Busy(Busy),
     /// This process may not do it.
-    NotPermitted(String),
+    NotPermitted(Problem),
     /// Something is in the way.
     Refused(Vec<Problem>),
 }
@@ -78,7 +78,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Busy(busy) => write!(f, "busy: {}", busy.what()),
-            Self::NotPermitted(what) => f.write_str(what),
+            Self::NotPermitted(problem) => f.write_str(&problem.what),
             Self::Refused(problems) => {
                 let texts: Vec<&str> = problems.iter().map(|problem| problem.what.as_str()).collect();
                 f.write_str(&texts.join("; "))

@@ -74,11 +74,21 @@ pub(crate) enum FetchError {
         seconds: u64,
     },
     /// The bytes could not be taken here.
-    #[error("{0}")]
-    Here(String),
+    #[error("{problem}")]
+    Here {
+        /// What was observed.
+        problem: String,
+    },
     /// A signal asked this process to end.
-    #[error("cancelled by {0}")]
-    Cancelled(String),
+    #[error("cancelled by {signal}")]
+    Cancelled {
+        /// Which.
+        signal: String,
+    },
+}
+
+fn here(problem: impl Into<String>) -> FetchError {
+    FetchError::Here { problem: problem.into() }
 }
 
 /// How long and how large a download may be.
@@ -112,7 +122,7 @@ pub(crate) fn fetch(
         deadline_ms: millis(bounds.deadline),
         stall_ms: millis(settings.deadlines.stall),
     };
-    let order = serde_json::to_vec(&order).map_err(|e| FetchError::Here(e.to_string()))?;
+    let order = serde_json::to_vec(&order).map_err(|e| here(e.to_string()))?;
     // The child knows its deadline and says best what went wrong; the parent's is only for a child that does not.
     let run = Run::new(host.program(), bounds.deadline + Duration::from_secs(5));
     let run = run.args(["fetch"]).account(host.untrusted()).contained().input(&order).interrupt(interrupt);
@@ -147,12 +157,12 @@ pub(crate) fn fetch(
             let last = ended.stderr.lines().last().unwrap_or_default();
             Err(serde_json::from_str(last).unwrap_or_else(|_| {
                 let how = crate::command::how(&ended.status);
-                FetchError::Here(format!("fetching {url}: the child {how} and said {last:?}"))
+                here(format!("fetching {url}: the child {how} and said {last:?}"))
             }))
         }
-        Err(CommandError::Cancelled { signal }) => Err(FetchError::Cancelled(signal.into())),
-        Err(CommandError::Stream { source, .. }) => Err(FetchError::Here(format!("taking {url}: {source}"))),
-        Err(e) => Err(FetchError::Here(format!("fetching {url}: {e}"))),
+        Err(CommandError::Cancelled { signal }) => Err(FetchError::Cancelled { signal: signal.into() }),
+        Err(CommandError::Stream { source, .. }) => Err(here(format!("taking {url}: {source}"))),
+        Err(e) => Err(here(format!("fetching {url}: {e}"))),
     }
 }
 
@@ -177,11 +187,11 @@ pub(crate) fn fetch_small(
 pub(crate) fn child() -> u8 {
     let fetched = confine::confine()
         .and_then(|()| confine::hide())
-        .map_err(|e| FetchError::Here(format!("confining the fetch child: {e}")))
+        .map_err(|e| here(format!("confining the fetch child: {e}")))
         .and_then(|()| read_order())
         .and_then(|order| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.map_err(|e| FetchError::Here(e.to_string()))?.block_on(carry_out(&order))
+            runtime.map_err(|e| here(e.to_string()))?.block_on(carry_out(&order))
         });
     match fetched {
         Ok(()) => 0,
@@ -194,12 +204,8 @@ pub(crate) fn child() -> u8 {
 
 fn read_order() -> Result<Order, FetchError> {
     let mut text = Vec::new();
-    io::stdin()
-        .lock()
-        .take(2 * 1024 * 1024)
-        .read_to_end(&mut text)
-        .map_err(|e| FetchError::Here(e.to_string()))?;
-    serde_json::from_slice(&text).map_err(|e| FetchError::Here(format!("reading the order: {e}")))
+    io::stdin().lock().take(2 * 1024 * 1024).read_to_end(&mut text).map_err(|e| here(e.to_string()))?;
+    serde_json::from_slice(&text).map_err(|e| here(format!("reading the order: {e}")))
 }
 
 /// What one try came to.
@@ -227,7 +233,7 @@ async fn carry_out(order: &Order) -> Result<(), FetchError> {
     let refused = |problem: String| FetchError::Refused { url: order.url.clone(), problem };
     let client = client(order).map_err(refused)?;
     // Not through the buffer of `Stdout`, which looks for line ends.
-    let out = io::stdout().as_fd().try_clone_to_owned().map_err(|e| FetchError::Here(e.to_string()))?;
+    let out = io::stdout().as_fd().try_clone_to_owned().map_err(|e| here(e.to_string()))?;
     let mut progress = Progress { out: File::from(out), opened: false, written: 0, validator: None };
     let mut tries = 0;
     loop {
@@ -300,7 +306,7 @@ async fn once(client: &Client, order: &Order, progress: &mut Progress) -> Tried 
     if !progress.opened {
         let opening = serde_json::to_string(&Opening { length }).unwrap_or_default();
         if let Err(e) = writeln!(progress.out, "{opening}") {
-            return Tried::Final(FetchError::Here(e.to_string()));
+            return Tried::Final(here(e.to_string()));
         }
         progress.opened = true;
     }
@@ -318,12 +324,12 @@ async fn once(client: &Client, order: &Order, progress: &mut Progress) -> Tried 
             return refused(format!("the server sent more than {} bytes", order.most));
         }
         if let Err(e) = progress.out.write_all(fresh) {
-            return Tried::Final(FetchError::Here(e.to_string()));
+            return Tried::Final(here(e.to_string()));
         }
     }
     match progress.out.flush() {
         Ok(()) => Tried::Done,
-        Err(e) => Tried::Final(FetchError::Here(e.to_string())),
+        Err(e) => Tried::Final(here(e.to_string())),
     }
 }
 

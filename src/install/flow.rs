@@ -285,7 +285,12 @@ impl<'a> Flow<'a> {
                 let (_, sha256) = self.before.current.clone().unwrap_or((Inode::default(), String::new()));
                 (sha256, Some(archive_sha256))
             }
-            Verified::Itself => (copy_itself(self.host.program(), next)?, self.described_archive()),
+            Verified::Itself => {
+                let sha256 = copy_itself(self.host.program(), next)?;
+                let described = self.before.inventory.describes(&sha256);
+                let archive_sha256 = described.and_then(|described| described.archive_sha256.clone());
+                (sha256, archive_sha256)
+            }
         };
         let in_place = self.before.current.as_ref().is_some_and(|(_, on_disk)| *on_disk == sha256);
         let binary = if in_place { self.host.installed() } else { next.to_owned() };
@@ -319,12 +324,6 @@ impl<'a> Flow<'a> {
         self.record.target_digest = Some(sha256.clone());
         let file = (!in_place).then_some(binary);
         Ok(Staged { version: release.version, sha256, archive_sha256, file, units })
-    }
-
-    /// The archive that the running executable came in, if it is described.
-    fn described_archive(&self) -> Option<String> {
-        let (_, sha256) = self.before.current.as_ref()?;
-        self.before.inventory.describes(sha256)?.archive_sha256.clone()
     }
 
     fn activate(&mut self, staged: Staged) -> Result<Activated, Failure> {
@@ -375,9 +374,13 @@ impl<'a> Flow<'a> {
             executable: activated.executable,
             restarts_before: restarted.restarts_before,
         };
-        // A process that ran before this began has shown its stability already.
-        let window =
-            if nothing_was_needed { std::time::Duration::ZERO } else { self.settings.deadlines.window };
+        // What was confirmed before and runs on has shown its stability for as long as it runs.
+        let described = self.before.inventory.describes(&activated.sha256);
+        let shown = match described {
+            Some(described) if nothing_was_needed && described.confirmed => restarted.age,
+            _ => std::time::Duration::ZERO,
+        };
+        let window = self.settings.deadlines.window.saturating_sub(shown);
         let started = std::time::Instant::now();
         let mut ready = None;
         let confirmed = {
@@ -423,7 +426,7 @@ impl<'a> Flow<'a> {
             self.warn(format!("installed.json could not be written: {e}"));
         }
         if !window.is_zero() {
-            self.fact(&format!("still the same after {} s", window.as_secs()));
+            self.fact(&format!("still the same after {:.0} s", window.as_secs_f32()));
         }
         Ok(Outcome::Succeeded {
             version: activated.version,

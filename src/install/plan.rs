@@ -129,7 +129,7 @@ pub fn plan(host: &Host, request: &Request, interrupt: &Interrupt) -> Result<Pla
             changes.extend(units::differing(host, &brought).into_iter().map(|unit| Change {
                 what: host.unit(&unit.name).display().to_string(),
                 how: "written".into(),
-            }))
+            }));
         }
         Ok(None) => {
             notes.push(format!(

@@ -174,6 +174,19 @@ pub fn read_pointer(
     let found: Version = line.strip_prefix('v').unwrap_or(line).parse().map_err(|NotAVersion(_)| {
         PointerError::Grammar { channel, seen: line.chars().take(MOST_VERSION).collect() }
     })?;
+    may_select(channel, major, installed, found)
+}
+
+/// What a channel may select, wherever it was resolved: see [`read_pointer`].
+///
+/// # Errors
+/// Names the rule that it breaks.
+pub fn may_select(
+    channel: Channel,
+    major: u32,
+    installed: Option<Version>,
+    found: Version,
+) -> Result<Version, PointerError> {
     if found.major != major {
         return Err(PointerError::Major { channel, found, major });
     }

@@ -1,6 +1,7 @@
 //! Restart: only what runs a replaced executable or whose unit changed. Sockets stay open.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::activation::Activated;
 use super::admission::Admission;
@@ -20,6 +21,8 @@ pub(crate) struct Restarted {
     pub(crate) refused: bool,
     /// Automatic restarts that the daemon's service had before.
     pub(crate) restarts_before: u32,
+    /// For how long the daemon's main process had run, when it was looked at.
+    pub(crate) age: Duration,
 }
 
 /// What has to be done for one socket and its service.
@@ -54,6 +57,7 @@ pub(crate) fn restart(
         };
         if *service == super::units::SERVICE {
             restarted.restarts_before = state.restarts;
+            restarted.age = state.age();
         }
         if let Some((name, socket_state)) = held.filter(|_| need.socket) {
             reopen(systemd, name, socket_state, service)?;

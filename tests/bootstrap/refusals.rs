@@ -62,9 +62,9 @@ fn tools() {
     world.grant("sha256sum", "sha256sum");
     world.take_away("curl");
     mount(&[real("busybox").to_str().unwrap(), "/usr/bin/wget", "--bind"]);
-    world.run(VERSION).refused(4, "this wget may not verify TLS: install curl");
+    world.run(VERSION).refused(4, "no curl, and no wget that verifies TLS: install curl");
     mount(&["/dev/null", "/usr/bin/wget", "--bind"]);
-    world.run(VERSION).refused(4, "no curl or wget: install curl");
+    world.run(VERSION).refused(4, "no curl, and no wget that verifies TLS: install curl");
 }
 
 #[test]

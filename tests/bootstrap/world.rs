@@ -33,6 +33,7 @@ const TOOLS: &[&str] = &[
     "id",
     "mkdir",
     "mktemp",
+    "printf",
     "readlink",
     "rm",
     "sh",

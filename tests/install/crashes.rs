@@ -4,7 +4,9 @@
 use std::fs;
 
 use ployz::install::admission::{Observed, observe};
-use ployz::install::attempt::{Entry, Outcome, State, read};
+use ployz::install::attempt::{Entry, Installation, Outcome, State, read};
+
+use serde_json::Value;
 
 use crate::child::{At, installer, start};
 use crate::world::{NONE, World, alone, exact, newest, script};
@@ -37,6 +39,8 @@ fn killed_at_any_event_and_asked_again() {
         };
         assert_eq!((open.id.as_str(), open.stage.to_string().as_str(), open.outcome), (attempt, stage, None), "{what}");
         assert_eq!(evidence, "none: it ended without a word");
+        let switched = in_place == script("1.4.0");
+        assert_eq!(open.installation == Installation::Replaced, switched, "{what}");
 
         let record = world.installed(&exact("1.4.0"));
         assert_eq!(fs::read(world.host.installed()).unwrap(), script("1.4.0"), "{what}");
@@ -49,6 +53,33 @@ fn killed_at_any_event_and_asked_again() {
     }
     killed.dedup();
     assert!(killed.ends_with(&["verifying".into(), "preflight".into(), "activating".into()]), "{killed:?}");
+}
+
+#[test]
+fn cut_off_between_a_rename_and_its_record_the_disk_tells() {
+    let alone = alone();
+    for (in_place, installation) in [("1.3.0", Installation::Unchanged), ("1.4.0", Installation::Replaced)] {
+        let world = World::new(&alone);
+        world.release("1.5.0");
+        let digest = |version| kit::release::sha256(&script(version));
+        let mut record: Value =
+            serde_json::from_slice(&fs::read("tests/fixtures/records/v1-running.json").unwrap()).unwrap();
+        record["stage"] = "activating".into();
+        record["from_digest"] = digest("1.3.0").into();
+        record["target_digest"] = digest("1.4.0").into();
+        fs::create_dir_all(world.host.attempts()).unwrap();
+        let path = world.host.attempts().join(format!("{}.json", record["id"].as_str().unwrap()));
+        fs::write(&path, record.to_string()).unwrap();
+        fs::write(world.host.installed(), script(in_place)).unwrap();
+
+        let Some((Entry::Record(open), State::Interrupted { .. })) = newest(&world).unwrap() else {
+            panic!("not interrupted")
+        };
+        assert_eq!(open.installation, installation, "as a reader derives it");
+        world.installed(&exact("1.5.0"));
+        let Entry::Record(closed) = read(&path).unwrap() else { panic!("not a record") };
+        assert_eq!(closed.installation, installation, "as the next attempt closes it");
+    }
 }
 
 #[test]

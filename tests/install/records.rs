@@ -25,13 +25,16 @@ fn place(world: &World, record: &Value) -> std::path::PathBuf {
 }
 
 #[test]
-fn every_fixture_is_a_record_and_is_written_as_it_was_read() {
+fn every_fixture_is_a_record_and_nothing_of_it_is_lost() {
     let mut seen = Vec::new();
     for entry in fs::read_dir("tests/fixtures/records").unwrap() {
         let path = entry.unwrap().path();
         let Entry::Record(record) = read(&path).unwrap() else { panic!("{path:?} is not understood") };
-        let written = serde_json::to_string_pretty(&record).unwrap() + "\n";
-        assert_eq!(written, fs::read_to_string(&path).unwrap(), "{path:?}");
+        let written = serde_json::to_value(&record).unwrap();
+        let stored: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        for (field, value) in stored.as_object().unwrap() {
+            assert_eq!(written[field], *value, "{field} of {path:?}");
+        }
         seen.push(match record.outcome {
             None => "running",
             Some(Outcome::Succeeded { .. }) => "succeeded",

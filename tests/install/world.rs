@@ -198,7 +198,8 @@ impl World {
 
 /// The newest attempt and its state, as a reader sees them.
 pub(crate) fn newest(world: &World) -> Result<Option<(Entry, State)>, ReadError> {
-    latest(&world.host, &observe(&world.host))
+    let in_place = fs::read(world.host.installed()).ok().map(|bytes| kit::release::sha256(&bytes));
+    latest(&world.host, &observe(&world.host), in_place.as_deref())
 }
 
 /// Nothing left over.

@@ -20,6 +20,7 @@
 //! | `machine`, `look` | a machine: made, asked, looked at, restarted |
 //! | `releases`, `server` | what can be installed, and where it is served |
 //! | `client` | a client of the Machine API that asks all the time |
+//! | `crash` | an installation ended, or troubled, at one call |
 //! | `run` | a command that ended: its output, or a panic that shows all of it |
 
 #![allow(
@@ -31,6 +32,7 @@
 )]
 
 mod client;
+pub mod crash;
 mod lab;
 mod look;
 mod machine;

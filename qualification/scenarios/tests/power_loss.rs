@@ -159,11 +159,11 @@ impl Trial<'_> {
     /// The control, then the installation, which the cut ends.
     fn cut_at(&self, vm: &Vm, moment: &str) {
         let run = vm.run(&format!(
-            "bash /root/cut-at {moment} >/dev/null 2>&1 &
-             until grep -q established /run/watching; do sleep 0.05; done
+            "bash -x /root/cut-at {moment} >/run/cut-at 2>&1 &
+             until grep -qs established /run/watching; do sleep 0.05; done
              tar -C /usr/local/control -xzf /root/{}/ployzd_linux_amd64.tar.gz ployzd
              sha256sum </usr/local/control/ployzd
-             ployzd install {} --json",
+             ployzd install {} --json; echo; tail -30 /run/cut-at; ps -ef | grep cut-at",
             self.new.version, self.from
         ));
         assert_eq!(run.code, 255, "the power was not cut at {moment}:\n{}", run.shown());

@@ -1,0 +1,247 @@
+//! An installation that is killed, or whose disk fails, at each call by which it changes anything; and the same done to
+//! a careful shell pipeline, side by side.
+//!
+//! A kill before a call leaves what the calls before it did: killed at each, every state in between was looked at.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed assumption fails the test"
+)]
+
+use std::sync::Mutex;
+use std::time::Instant;
+
+use scenarios::crash::{Call, Seen, Trial, each, spread};
+use scenarios::{Machine, Release, note, release, release_padded};
+use serde_json::Value;
+
+/// Machines that carry out trials at once.
+const MACHINES: usize = 2;
+/// How many of the writes that move the content of one file are disturbed.
+const BULK: usize = 5;
+/// How many calls fail with an error, at most.
+const ERRORS: usize = 60;
+/// The commands of the shell pipeline that change anything.
+const COMMANDS: [&str; 6] = ["mktemp", "curl", "tar", "chmod", "mv", "rm"];
+
+/// What is wrong after a trial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wrong {
+    /// A file is neither the old nor the new one, or the daemon does not serve.
+    Torn,
+    /// Success was told, and it is not so.
+    FalseSuccess,
+    /// Something else was told that is not so.
+    Lie,
+    /// The same installation again did not bring it to where it should be.
+    Hands,
+    /// Something is left after that.
+    Left,
+}
+
+/// What was done to one call.
+#[derive(Debug, Clone)]
+struct Act {
+    /// `ployzd`, or the command of the pipeline.
+    of: &'static str,
+    call: Call,
+    /// `signal=KILL`, `error=EIO`.
+    injection: &'static str,
+}
+
+/// What came of it.
+struct Result {
+    act: Act,
+    /// It came to another call than the one that was meant.
+    missed: bool,
+    /// How the installation ended.
+    exit: String,
+    wrong: Vec<(Wrong, String)>,
+}
+
+/// What is the same in all trials.
+struct World {
+    old: Release,
+    new: Release,
+    older: Release,
+    /// Before the installation, and after one that nothing disturbed.
+    before: Seen,
+    done: Seen,
+}
+
+#[test]
+fn killed_at_any_call_it_leaves_a_whole_release_and_the_truth_and_the_next_run_needs_no_hands() {
+    let matrix = Matrix::prepared("kill");
+    let ours = matrix.acts(&["ployzd"], |calls| each(calls, BULK), |_, _| "signal=KILL");
+    let shell = matrix.acts(&COMMANDS, |calls| each(calls, BULK), |_, _| "signal=KILL");
+    let (ours, shell) = (matrix.carry_out(ours), matrix.carry_out(shell));
+    matrix.conclude("killed", &ours, &shell);
+}
+
+#[test]
+fn a_disk_that_is_full_or_fails_at_any_call_is_told_as_what_it_is() {
+    let matrix = Matrix::prepared("errors");
+    let ours = matrix.acts(&["ployzd"], some_of_each_kind, which_error);
+    let shell = matrix.acts(&COMMANDS, some_of_each_kind, which_error);
+    let (ours, shell) = (matrix.carry_out(ours), matrix.carry_out(shell));
+    matrix.conclude("disk errors", &ours, &shell);
+}
+
+/// The first and the last call of each kind, with those that make a file.
+fn some_of_each_kind(calls: &[Call]) -> Vec<Call> {
+    let mut chosen: Vec<Call> = Vec::new();
+    let candidates: Vec<&Call> = calls.iter().filter(|call| call.changes()).collect();
+    for call in &candidates {
+        let last = candidates.iter().rfind(|other| other.what == call.what).unwrap();
+        if call.again == 1 || call == last {
+            chosen.push((*call).clone());
+        }
+    }
+    spread(&chosen, ERRORS).into_iter().cloned().collect()
+}
+
+/// A full disk where something is made or written first, a failing one otherwise.
+fn which_error(n: usize, call: &Call) -> &'static str {
+    match call.name.as_str() {
+        "fsync" | "fdatasync" | "unlink" | "unlinkat" | "rmdir" | "ftruncate" => "error=EIO",
+        _ if n % 3 == 2 => "error=EIO",
+        _ => "error=ENOSPC",
+    }
+}
+
+/// Machines with the old release confirmed and initialized, whose unit and account declarations differ from the new
+/// release's, with as many records as are kept.
+struct Matrix {
+    machines: Vec<Machine>,
+    world: World,
+    started: Instant,
+}
+
+impl Matrix {
+    fn prepared(name: &str) -> Self {
+        let started = Instant::now();
+        let (older, old, new) = (release_padded("1.4.0", 1), release("1.4.0"), release("1.5.0"));
+        let machines: Vec<Machine> = (1..=MACHINES)
+            .map(|n| {
+                let plan = Machine::named(&format!("crash-{name}-{n}")).setting("confirm_window", 0.into());
+                let machine = plan.boot();
+                machine.install(&older).ok();
+                machine.install(&old).ok();
+                machine.run("/usr/local/bin/ployzd machine initialize").ok();
+                machine
+                    .run(
+                        "set -e
+                         echo '# another line' >>/usr/local/lib/systemd/system/ployz.service
+                         echo '# another line' >>/usr/local/lib/sysusers.d/ployz.conf
+                         cd /var/lib/ployz-install/attempts
+                         last=$(ls -t | head -n 1)
+                         for n in $(seq 10 39); do
+                             id=0000$n$(echo $last | cut -c7-32)
+                             jq --arg id $id --arg at 2026-01-01T00:00:${n}Z '.id = $id | .accepted_at = $at' $last >$id.json
+                         done
+                         systemctl daemon-reload
+                         systemctl restart ployz.service",
+                    )
+                    .ok();
+                machine.begin_trials(&new);
+                machine
+            })
+            .collect();
+        let before = machines[0].seen();
+        assert_eq!((before.one("code"), before.one("count")), ("0", "32"), "{before:?}");
+        let (_, done) = machines[0].record_calls("ployzd");
+        note(&format!("crash matrix ({name}): prepared after {:.0} s", started.elapsed().as_secs_f32()));
+        Self { machines, world: World { old, new, older, before, done }, started }
+    }
+
+    /// What is to be done: to the calls that are chosen from those of each command.
+    fn acts(
+        &self,
+        commands: &[&'static str],
+        choose: impl Fn(&[Call]) -> Vec<Call>,
+        injection: impl Fn(usize, &Call) -> &'static str,
+    ) -> Vec<Act> {
+        let mut acts = Vec::new();
+        for of in commands {
+            let (calls, _) = self.machines[0].record_calls(of);
+            let act = |(n, call): (usize, Call)| Act { of, injection: injection(n, &call), call };
+            acts.extend(choose(&calls).into_iter().enumerate().map(act));
+        }
+        acts
+    }
+
+    /// Carries them out; once more those that came to another call.
+    fn carry_out(&self, acts: Vec<Act>) -> Vec<Result> {
+        let mut results = self.at_once(acts);
+        let again = results.iter().filter(|result| result.missed).map(|result| result.act.clone()).collect();
+        results.extend(self.at_once(again));
+        results
+    }
+
+    fn at_once(&self, acts: Vec<Act>) -> Vec<Result> {
+        let (acts, results) = (Mutex::new(acts.into_iter()), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            for machine in &self.machines {
+                scope.spawn(|| {
+                    while let Some(act) = { acts.lock().unwrap().next() } {
+                        let client = machine.client();
+                        let trial = machine.trial(act.of, &act.call.inject(act.injection));
+                        let heard = client.stop();
+                        let mut result = self.world.judge(act, &trial);
+                        if result.act.of == "ployzd" && !heard.failures.is_empty() {
+                            result.wrong.push((Wrong::Torn, format!("requests failed: {:?}", heard.failures)));
+                        }
+                        results.lock().unwrap().push(result);
+                    }
+                });
+            }
+        });
+        results.into_inner().unwrap()
+    }
+
+    /// Shows both side by side, names everything that is wrong with ours, and fails if anything is.
+    fn conclude(&self, how: &str, ours: &[Result], shell: &[Result]) {
+        let took = self.started.elapsed().as_secs_f32();
+        note(&format!("crash matrix: after {took:.0} s\n{}\n{}\n{}", HEAD, row(how, "ployzd install", ours), {
+            row(how, "curl|sha256sum|tar|mv", shell)
+        }));
+        for result in ours.iter().chain(shell) {
+            for (wrong, text) in &result.wrong {
+                let Act { of, call, injection } = &result.act;
+                note(&format!("  {of} {injection} {}: {wrong:?}: {text}", call.shown()));
+            }
+        }
+        let missed = ours.iter().filter(|result| result.missed).count();
+        assert!(missed * 20 < ours.len(), "{missed} of {} trials came to another call", ours.len());
+        let wrong: usize = ours.iter().map(|result| result.wrong.len()).sum();
+        assert_eq!(wrong, 0, "see above");
+        assert!(shell.iter().any(|r| r.has(Wrong::Torn)), "the control broke nothing, so this shows nothing");
+    }
+}
+
+const HEAD: &str = "                                         trials   whole    torn   false success   untrue   \
+                    rerun needs hands   left after rerun";
+
+fn row(how: &str, what: &str, results: &[Result]) -> String {
+    let hits: Vec<&Result> = results.iter().filter(|result| !result.missed).collect();
+    let with = |wrong| hits.iter().filter(|result| result.has(wrong)).count();
+    let torn = with(Wrong::Torn);
+    format!(
+        "  {:<38} {:>6} {:>7} {torn:>7} {:>15} {:>8} {:>19} {:>18}",
+        format!("{what}, {how}"),
+        hits.len(),
+        hits.len() - torn,
+        with(Wrong::FalseSuccess),
+        with(Wrong::Lie),
+        with(Wrong::Hands),
+        with(Wrong::Left)
+    )
+}
+
+impl Result {
+    fn has(&self, wrong: Wrong) -> bool {
+        self.wrong.iter().any(|(kind, _)| *kind == wrong)
+    }
+}
