@@ -133,6 +133,18 @@ pub(crate) fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
+/// Who besides root could change what a path leads to, in words; nothing that is not there can be changed.
+pub(crate) fn writable_by_others(path: &Path) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+    let meta = std::fs::metadata(path).ok()?;
+    let shown = path.display();
+    match (meta.uid(), meta.mode() & 0o002) {
+        (0, 0) => None,
+        (0, _) => Some(format!("{shown} may be written by everyone (mode {:o})", meta.mode() & 0o7777)),
+        (uid, _) => Some(format!("{shown} belongs to uid {uid}, not to root")),
+    }
+}
+
 /// Opens a regular file for reading; anything else is refused, and none of it is waited for.
 ///
 /// # Errors

@@ -114,7 +114,8 @@ fn help_is_golden() {
 fn every_verb_that_is_listed_has_a_golden_help() {
     for above in [&[][..], &["machine"]] {
         let (_, out, _) = shown(&ployzd(&[above, &["--help"]].concat()));
-        let listed = out.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+        let listed =
+            out.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
         let verbs: Vec<_> = listed.filter_map(|line| line.split_whitespace().next()).collect();
         assert!(!verbs.is_empty());
         for verb in verbs {
@@ -166,15 +167,24 @@ fn what_is_not_understood_is_a_usage_error() {
 
 #[test]
 fn install_needs_root_and_says_so() {
-    for arguments in [&["install"][..], &["install", "--version", "1.4.0"], &["install", "--installation-only"]] {
+    for arguments in
+        [&["install"][..], &["install", "--version", "1.4.0"], &["install", "--installation-only"]]
+    {
         let (code, out, err) = shown(&as_ordinary_user(arguments));
         assert_eq!((code, out.as_str()), (77, ""), "{err}");
-        assert!(err.contains("nothing was changed") && err.contains("sudo /"), "an absolute path to type: {err}");
+        assert!(
+            err.contains("nothing was changed") && err.contains("sudo /"),
+            "an absolute path to type: {err}"
+        );
     }
     let (code, out, _) = shown(&as_ordinary_user(&["install", "--json"]));
     let last: Value = serde_json::from_str(out.lines().last().unwrap_or_default()).unwrap_or_default();
     assert_eq!(code, 77);
-    assert_eq!((&last["event"], &last["refused"]["reason"]), (&json!("outcome"), &json!("not_permitted")), "{out:?}");
+    assert_eq!(
+        (&last["event"], &last["refused"]["reason"]),
+        (&json!("outcome"), &json!("not_permitted")),
+        "{out:?}"
+    );
 }
 
 #[test]
@@ -195,7 +205,8 @@ fn units_are_the_files_in_hardening() {
     let (code, out, _) = shown(&ployzd(&["units", "--json"]));
     let units: Vec<Value> = serde_json::from_str(&out).unwrap();
     assert_eq!(code, 0);
-    let kind = |name: &str| Path::new(name).extension().and_then(|e| e.to_str()).unwrap_or_default().to_owned();
+    let kind =
+        |name: &str| Path::new(name).extension().and_then(|e| e.to_str()).unwrap_or_default().to_owned();
     let mut names = Vec::new();
     for unit in &units {
         let name = unit["name"].as_str().unwrap();
@@ -206,8 +217,10 @@ fn units_are_the_files_in_hardening() {
     let first_service = names.iter().position(|name| kind(name) == "service").unwrap();
     let last_socket = names.iter().rposition(|name| kind(name) == "socket").unwrap();
     assert!(last_socket < first_service, "sockets come before the services that they start: {names:?}");
-    let files = fs::read_dir("hardening").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut files: Vec<_> = files.filter(|name| ["service", "socket"].contains(&kind(name).as_str())).collect();
+    let files =
+        fs::read_dir("hardening").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut files: Vec<_> =
+        files.filter(|name| ["service", "socket"].contains(&kind(name).as_str())).collect();
     files.sort();
     names.sort();
     assert_eq!(names, files);
@@ -283,7 +296,10 @@ fn errors_that_nobody_reads_keep_their_status() {
 fn what_needs_a_daemon_or_a_socket_says_where_to_look() {
     let (code, out, err) = shown(&ployzd(&["daemon"]));
     assert_eq!((code, out.as_str()), (78, ""), "starting it again would change nothing");
-    assert!(err.contains("no listening socket from systemd") && err.contains("systemctl start ployz.socket"), "{err}");
+    assert!(
+        err.contains("no listening socket from systemd") && err.contains("systemctl start ployz.socket"),
+        "{err}"
+    );
     let (code, _, err) = shown(&ployzd(&["machine", "reset"]));
     assert_eq!(code, 4, "nobody confirmed it");
     assert!(err.contains("nothing was changed") && err.contains("--yes"), "{err}");
@@ -291,7 +307,10 @@ fn what_needs_a_daemon_or_a_socket_says_where_to_look() {
         for arguments in [&["machine", "initialize"][..], &["machine", "reset", "--yes"]] {
             let (code, _, err) = shown(&ployzd(arguments));
             assert_eq!(code, 4, "{err}");
-            assert!(err.contains("/run/ployz/ployz.sock") && err.contains("systemctl status ployz.socket"), "{err}");
+            assert!(
+                err.contains("/run/ployz/ployz.sock") && err.contains("systemctl status ployz.socket"),
+                "{err}"
+            );
         }
     }
 }
@@ -299,7 +318,8 @@ fn what_needs_a_daemon_or_a_socket_says_where_to_look() {
 #[test]
 fn the_fetch_child_refuses_what_is_no_order() {
     let order = |url: &str, ca: Value| {
-        let bounds = json!({"proxy": null, "allow_http": false, "most": 10, "deadline_ms": 2000, "stall_ms": 1000});
+        let bounds =
+            json!({"proxy": null, "allow_http": false, "most": 10, "deadline_ms": 2000, "stall_ms": 1000});
         let mut order = json!({"url": url, "ca": ca});
         order.as_object_mut().unwrap().extend(bounds.as_object().unwrap().clone());
         order.to_string()
@@ -322,7 +342,8 @@ fn the_fetch_child_refuses_what_is_no_order() {
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         let (code, out, err) = shown(&child.wait_with_output().unwrap());
         assert_eq!((code, out.as_str()), (1, ""), "{err}");
-        let said: Value = serde_json::from_str(err.lines().last().unwrap()).unwrap_or_else(|_| panic!("{err}"));
+        let said: Value =
+            serde_json::from_str(err.lines().last().unwrap()).unwrap_or_else(|_| panic!("{err}"));
         assert!(kind.is_empty() || said["kind"] == kind, "{err}");
         assert!(err.contains(says), "{err}");
     }
@@ -341,7 +362,8 @@ fn confine_takes_everything_away() {
     let (code, out, err) = shown(&end(command));
     assert_eq!(code, 0, "{out}{err}");
     assert!(!out.contains("SECRET") && !out.contains("LD_PRELOAD"), "{out}");
-    let lines: Vec<_> = out.lines().filter(|line| !line.starts_with("PWD=") && !line.starts_with("_=")).collect();
+    let lines: Vec<_> =
+        out.lines().filter(|line| !line.starts_with("PWD=") && !line.starts_with("_=")).collect();
     assert!(lines[0] != "wrote: 0", "{out}");
     assert_eq!(lines[1..3], ["0", "0"], "no byte into a file, no core: {out}");
     let none = "0000000000000000";

@@ -18,6 +18,8 @@ mod checksums;
 mod child;
 #[path = "install/crashes.rs"]
 mod crashes;
+#[path = "install/filesystems.rs"]
+mod filesystems;
 #[path = "install/network.rs"]
 mod network;
 #[path = "install/plan.rs"]
@@ -30,10 +32,10 @@ mod previous;
 mod records;
 #[path = "install/settings.rs"]
 mod settings;
-#[path = "install/signatures.rs"]
-mod signatures;
 #[path = "install/signals.rs"]
 mod signals;
+#[path = "install/signatures.rs"]
+mod signatures;
 #[path = "install/ways.rs"]
 mod ways;
 #[path = "install/world.rs"]

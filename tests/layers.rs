@@ -124,24 +124,49 @@ fn the_rules_are_rules() {
 fn only_the_edge_prints_and_exits() {
     // The fetch child speaks to its parent through its standard streams: they are its protocol, and nobody's screen.
     const PROTOCOL: [&str; 1] = ["src/install/fetch.rs"];
-    let words =
-        ["print!", "println!", "eprint!", "eprintln!", "dbg!", "process::exit", "process::abort", "panic!", "todo!"];
+    let words = [
+        "print!",
+        "println!",
+        "eprint!",
+        "eprintln!",
+        "dbg!",
+        "process::exit",
+        "process::abort",
+        "panic!",
+        "todo!",
+    ];
     for source in sources().iter().filter(|source| source.part() != "cli") {
         for word in words {
             assert!(!source.has(word), "{}: {word}", source.file);
         }
         for stream in ["stdout()", "stderr()"] {
-            assert!(!source.has(stream) || PROTOCOL.contains(&source.file.as_str()), "{}: {stream}", source.file);
+            assert!(
+                !source.has(stream) || PROTOCOL.contains(&source.file.as_str()),
+                "{}: {stream}",
+                source.file
+            );
         }
     }
 }
 
 /// Paths outside of `src/host.rs`, and why.
 const PATHS: [(&str, &str, &str); 6] = [
-    ("src/command.rs", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "where tools are looked for"),
+    (
+        "src/command.rs",
+        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "where tools are looked for",
+    ),
     ("src/install/units.rs", "/usr/local/bin/ployzd", "the text that shipped unit files hold"),
-    ("src/install/units.rs", "/usr/local/lib/systemd/system", "the text of a link in a system that is not running"),
-    ("src/install/activation.rs", "/usr/sbin/restorecon", "a tool that may be missing is looked for, not run"),
+    (
+        "src/install/units.rs",
+        "/usr/local/lib/systemd/system",
+        "the text of a link in a system that is not running",
+    ),
+    (
+        "src/install/activation.rs",
+        "/usr/sbin/restorecon",
+        "a tool that may be missing is looked for, not run",
+    ),
     ("src/install/activation.rs", "/sbin/restorecon", "the same"),
     ("src/cli/install.rs", "/usr/local/bin/ployzd", "what to type where the own path is not known"),
 ];
@@ -149,15 +174,20 @@ const PATHS: [(&str, &str, &str); 6] = [
 #[test]
 fn only_one_file_knows_where_things_are() {
     let is_path = |text: &String| {
-        let top = ["/usr", "/etc", "/var", "/run", "/opt", "/sbin", "/bin", "/home", "/root", "/tmp", "/boot"];
-        let starts = top.iter().any(|top| text.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')));
+        let top =
+            ["/usr", "/etc", "/var", "/run", "/opt", "/sbin", "/bin", "/home", "/root", "/tmp", "/boot"];
+        let starts = top
+            .iter()
+            .any(|top| text.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')));
         starts && !text.contains([' ', '{'])
     };
     let mut used = BTreeSet::new();
     for source in sources().iter().filter(|source| source.file != "src/host.rs") {
         for literal in source.literals.iter().filter(|literal| is_path(literal)) {
             let known = PATHS.iter().find(|(file, path, _)| *file == source.file && path == literal);
-            let Some((file, path, _)) = known else { panic!("{}: {literal:?}: ask Host for it", source.file) };
+            let Some((file, path, _)) = known else {
+                panic!("{}: {literal:?}: ask Host for it", source.file)
+            };
             used.insert((*file, *path));
         }
     }

@@ -63,11 +63,20 @@ fn only_keys_that_systemd_252_knows() {
             None => drop(known.entry(section).or_default().insert(line)),
         }
     }
-    assert!(known["Service"].len() > 200 && !known["Service"].contains("RootEphemeral"), "the list is of 252");
+    assert!(
+        known["Service"].len() > 200 && !known["Service"].contains("RootEphemeral"),
+        "the list is of 252"
+    );
     for (name, _, lines) in units() {
         for line in lines {
-            let keys = known.get(line.section.as_str()).unwrap_or_else(|| panic!("{name}: [{}]", line.section));
-            assert!(keys.contains(line.key.as_str()), "{name}: {} is not known in [{}]", line.key, line.section);
+            let keys =
+                known.get(line.section.as_str()).unwrap_or_else(|| panic!("{name}: [{}]", line.section));
+            assert!(
+                keys.contains(line.key.as_str()),
+                "{name}: {} is not known in [{}]",
+                line.key,
+                line.section
+            );
         }
     }
 }
@@ -120,7 +129,9 @@ fn every_option_that_is_looser_than_it_could_be_has_its_reason() {
             let follows = FOLLOWS.iter().find(|(option, _)| *option == key).and_then(|(_, other)| of(other));
             match of(key) {
                 Some(line) if line.value == strictest => {}
-                Some(line) => assert!(line.reason.len() > 20, "{name}: {key}={} without a reason", line.value),
+                Some(line) => {
+                    assert!(line.reason.len() > 20, "{name}: {key}={} without a reason", line.value)
+                }
                 None => {
                     let said = text.lines().any(|line| line.starts_with('#') && line.contains(key));
                     let reason = follows.is_some_and(|line| line.reason.len() > 20);
@@ -130,7 +141,10 @@ fn every_option_that_is_looser_than_it_could_be_has_its_reason() {
         }
         let filters: Vec<_> = lines.iter().filter(|line| line.key == "SystemCallFilter").collect();
         assert_eq!(filters[0].value, "@system-service", "{name}: an allow list first");
-        assert!(filters[1..].iter().any(|line| line.value.starts_with('~')), "{name}: and what is taken from it");
+        assert!(
+            filters[1..].iter().any(|line| line.value.starts_with('~')),
+            "{name}: and what is taken from it"
+        );
         for key in ["SupplementaryGroups", "ReadWritePaths", "StartLimitIntervalSec", "PAMName", "Delegate"] {
             for line in lines.iter().filter(|line| line.key == key) {
                 assert!(line.reason.len() > 20, "{name}: {key}={} without a reason", line.value);
@@ -231,7 +245,8 @@ const EXPOSURE: [(&str, u32); 1] = [("ployz.service", 13)];
 fn exposure_is_within_the_budget() {
     let tool = "/usr/bin/systemd-analyze";
     let version = Command::new(tool).arg("--version").output();
-    let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let version =
+        version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let version = version.split_whitespace().nth(1).and_then(|word| word.parse::<u32>().ok());
     if version.is_none_or(|version| version < 252) {
         return;
@@ -239,7 +254,10 @@ fn exposure_is_within_the_budget() {
     for (name, budget) in EXPOSURE {
         let threshold = format!("--threshold={budget}");
         let path = Path::new("hardening").join(name);
-        let output = Command::new(tool).args(["security", "--offline=yes", "--no-pager", &threshold]).arg(path).output();
+        let output = Command::new(tool)
+            .args(["security", "--offline=yes", "--no-pager", &threshold])
+            .arg(path)
+            .output();
         let output = output.unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{name}: {}", text.lines().last().unwrap_or_default());

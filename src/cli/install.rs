@@ -31,7 +31,12 @@ pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Ex
     let request = match request(version, arguments) {
         Ok(request) => request,
         Err(text) => {
-            error(text, Some("look at: ployzd install --help"));
+            let help = "look at: ployzd install --help";
+            if arguments.json {
+                print_refused("usage", &[(text, help.into())]);
+            } else {
+                error(text, Some(help));
+            }
             return Exit::Usage;
         }
     };
@@ -328,13 +333,7 @@ fn refuse(refusal: &Refusal, json: bool) -> Exit {
             Exit::NotPermitted => "not_permitted",
             _ => "refused",
         };
-        let texts: Vec<_> =
-            problems.iter().map(|(what, help)| serde_json::json!({"what": what, "help": help})).collect();
-        let outcome = serde_json::json!({
-            "schema": install::events::SCHEMA, "event": "outcome", "at": jiff::Timestamp::now(), "record": null,
-            "refused": {"reason": reason, "problems": texts},
-        });
-        let _ = output::stdout().line(outcome.to_string());
+        print_refused(reason, &problems);
         return exit;
     }
     let mut err = output::stderr();
@@ -346,6 +345,17 @@ fn refuse(refusal: &Refusal, json: bool) -> Exit {
         let _ = err.help(help);
     }
     exit
+}
+
+/// The outcome of what was not accepted, as JSON.
+pub(crate) fn print_refused(reason: &str, problems: &[(String, String)]) {
+    let texts: Vec<_> =
+        problems.iter().map(|(what, help)| serde_json::json!({"what": what, "help": help})).collect();
+    let outcome = serde_json::json!({
+        "schema": install::events::SCHEMA, "event": "outcome", "at": jiff::Timestamp::now(), "record": null,
+        "refused": {"reason": reason, "problems": texts},
+    });
+    let _ = output::stdout().line(outcome.to_string());
 }
 
 fn busy_lines(busy: &Busy) -> Vec<(String, String)> {

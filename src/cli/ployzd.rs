@@ -130,7 +130,19 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
     let command = match Command::try_parse() {
         Ok(command) => command,
         Err(e) => {
-            return super::not_a_command(&e).into();
+            let exit = super::not_a_command(&e);
+            // Whoever reads JSON reads an outcome, whatever it is.
+            let mut arguments = std::env::args_os().skip(1);
+            if exit == Exit::Usage
+                && arguments.next().is_some_and(|verb| verb == "install")
+                && arguments.any(|a| a == "--json")
+            {
+                install::print_refused(
+                    "usage",
+                    &[(e.kind().to_string(), "look at: ployzd install --help".into())],
+                );
+            }
+            return exit.into();
         }
     };
     let host = Host::system();

@@ -9,7 +9,7 @@ use super::output::{self, Output, Style};
 use crate::host::Host;
 use crate::install::admission::Observed;
 use crate::install::attempt::State;
-use crate::install::status::{self, Status};
+use crate::install::status::{self, OnDisk, Status};
 
 /// Shows the Machine. 0: running as installed; 4: something differs; 6: something could not be seen.
 pub(crate) fn run(host: &Host, json: bool) -> Exit {
@@ -40,8 +40,8 @@ fn show(out: &mut Output<std::io::Stdout>, status: &Status) -> std::io::Result<(
         text("phase").unwrap_or("phase unknown")
     ))?;
     out.field("running", running(status))?;
-    out.field("installed", installed(status))?;
-    out.field("previous", previous(status))?;
+    out.field("installed", binary(&status.installed))?;
+    out.field("previous", binary(&status.previous))?;
     out.field("last", last(status))?;
     out.field("admission", admission(&status.admission, api))?;
     if let Some(api) = api {
@@ -94,28 +94,20 @@ fn running(status: &Status) -> String {
     format!("{version}  pid {pid}  since {since}  {ready}  {digest}")
 }
 
-fn installed(status: &Status) -> String {
-    match &status.installed {
-        Err(e) => format!("unknown: {e}"),
-        Ok(None) => "nothing".into(),
-        Ok(Some(on_disk)) => match &on_disk.described {
-            Some(described) => {
-                let (version, digest) = (described.version, short(&on_disk.sha256));
-                let at = clock(described.confirmed_at.unwrap_or(described.installed_at));
-                let how = if described.confirmed { "confirmed" } else { "NOT CONFIRMED, put in place" };
-                format!("{version}  {digest}  {how} {at}")
-            }
-            None => format!("{}  not described", short(&on_disk.sha256)),
-        },
-    }
-}
-
-fn previous(status: &Status) -> String {
-    match (&status.previous, status.previous_present) {
-        (Some(previous), true) => format!("{}  {}", previous.version, short(&previous.sha256)),
-        (None, true) => "there, not described".into(),
-        (_, false) => "none".into(),
-    }
+/// A binary: its version, digest, and since when it is known to be good.
+fn binary(file: &Result<Option<OnDisk>, String>) -> String {
+    let on_disk = match file {
+        Err(e) => return format!("unknown: {e}"),
+        Ok(None) => return "none".into(),
+        Ok(Some(on_disk)) => on_disk,
+    };
+    let digest = short(&on_disk.sha256);
+    let Some(described) = &on_disk.described else {
+        return format!("{digest}  NOT DESCRIBED by installed.json");
+    };
+    let at = clock(described.confirmed_at.unwrap_or(described.installed_at));
+    let how = if described.confirmed { "confirmed" } else { "NOT CONFIRMED, put in place" };
+    format!("{}  {digest}  {how} {at}", described.version)
 }
 
 fn last(status: &Status) -> String {

@@ -76,10 +76,10 @@ impl Flow<'_> {
     fn in_place(&self, release: &Release, checksums: &[u8], name: &str) -> Option<String> {
         let published = find_checksum(checksums, name).ok()?;
         let described = self.before.inventory.current.as_ref()?;
-        let (_, on_disk) = self.before.current.as_ref()?;
+        let on_disk = self.before.keepable()?;
         let same = described.version == release.version
             && described.archive_sha256.as_ref() == Some(&published)
-            && described.sha256 == *on_disk;
+            && described.sha256 == on_disk;
         if same { Some(published) } else { None }
     }
 

@@ -34,6 +34,8 @@ pub(crate) struct Staged {
 pub(crate) struct Before {
     /// The executable in place and its digest.
     pub(crate) current: Option<(Inode, String)>,
+    /// Who besides root could change that file.
+    pub(crate) changeable: Option<String>,
     /// What the last installer wrote.
     pub(crate) inventory: Inventory,
     /// Whether the executable in place was running and ready.
@@ -46,12 +48,19 @@ impl Before {
     /// Whether the current executable may become the previous one: it was confirmed; or nobody described it, and it
     /// was running and ready, or there is nothing better.
     fn keeps_current(&self, host: &Host) -> bool {
-        let Some((_, sha256)) = &self.current else { return false };
+        let Some((_, sha256)) = self.current.as_ref().filter(|_| self.changeable.is_none()) else {
+            return false;
+        };
         match self.inventory.describes(sha256) {
             // Put in place without being watched (an image): it may be kept where it runs and nothing better is there.
             Some(described) => described.confirmed || (self.was_ready && !host.previous().exists()),
             None => self.was_ready || !host.previous().exists(),
         }
+    }
+
+    /// The digest of the executable in place, if it may stay there.
+    pub(crate) fn keepable(&self) -> Option<&str> {
+        self.current.as_ref().filter(|_| self.changeable.is_none()).map(|(_, sha256)| sha256.as_str())
     }
 
     /// The version in place, if it is described.
@@ -68,9 +77,11 @@ pub(crate) struct Activated {
     pub(crate) sha256: String,
     /// The executable in place.
     pub(crate) executable: Inode,
-    /// Units whose file was written.
+    /// Units whose file was written, or whose process is not known to run under it.
     pub(crate) changed_units: Vec<String>,
     pub(crate) units: Vec<Unit>,
+    /// How many unit files were written.
+    pub(crate) units_written: usize,
     /// Whether any file was switched.
     pub(crate) replaced: bool,
 }
@@ -122,22 +133,39 @@ pub(crate) fn activate(
         switched(&installed).map_err(stopped("writing the record"))?;
         replaced = true;
     }
-    let mut changed_units = Vec::new();
-    for unit in units::differing(host, &staged.units) {
+    // Which units will have to be restarted is written before the first of them is switched: an installer that is cut
+    // off leaves it to the next one.
+    let differing = units::differing(host, &staged.units);
+    let loaded = systemd.map(|systemd| stale_in_systemd(systemd, &staged.units)).unwrap_or_default();
+    let mut pending = inventory.pending.clone();
+    pending.retain(|name| staged.units.iter().any(|unit| unit.name == *name));
+    for name in differing.iter().map(|unit| &unit.name).chain(&loaded) {
+        if !pending.contains(name) {
+            pending.push(name.clone());
+        }
+    }
+    if systemd.is_none() {
+        // Nothing runs here.
+        pending.clear();
+    }
+    if pending != inventory.pending {
+        inventory.pending.clone_from(&pending);
+        inventory.write(host, admission).map_err(stopped("writing installed.json"))?;
+    }
+    for unit in &differing {
         units::write(host, unit, admission).map_err(stopped(format!("writing {}", unit.name)))?;
         switched(&host.unit(&unit.name)).map_err(stopped("writing the record"))?;
-        changed_units.push(unit.name.clone());
         replaced = true;
     }
     if replaced {
-        relabel(host, &changed_units);
+        relabel(host, &pending);
     }
     // Before the inventory names them: a crash in between leaves them new to the next installer, which enables again.
     let fresh: Vec<&Unit> =
         staged.units.iter().filter(|unit| unit.enable && !inventory.units.contains(&unit.name)).collect();
     match systemd {
         Some(systemd) => {
-            if !changed_units.is_empty() || needs_reload(systemd, &staged.units) {
+            if !pending.is_empty() {
                 systemd.daemon_reload().map_err(stopped("reloading unit files"))?;
             }
             if !fresh.is_empty() {
@@ -185,7 +213,8 @@ pub(crate) fn activate(
         version: staged.version,
         sha256,
         executable,
-        changed_units,
+        changed_units: pending,
+        units_written: differing.len(),
         units: staged.units,
         replaced,
     })
@@ -216,10 +245,17 @@ fn keep_previous(host: &Host, admission: &Admission) -> io::Result<()> {
     renamed
 }
 
-fn needs_reload(systemd: Systemd, units: &[Unit]) -> bool {
+/// Units that PID 1 has loaded from another file than the one on disk.
+fn stale_in_systemd(systemd: Systemd, units: &[Unit]) -> Vec<String> {
     let names: Vec<&str> =
         units.iter().map(|unit| unit.name.as_str()).filter(|name| !name.contains('@')).collect();
-    systemd.show(&names).is_ok_and(|shown| shown.iter().any(|unit| unit.needs_reload))
+    let shown = systemd.show(&names).unwrap_or_default();
+    names
+        .iter()
+        .zip(shown)
+        .filter(|(_, unit)| unit.needs_reload)
+        .map(|(name, _)| (*name).to_owned())
+        .collect()
 }
 
 /// Files made in their own directory have the right label already, except where a policy names the single file.
@@ -245,6 +281,7 @@ pub(crate) fn mark_confirmed(host: &Host, admission: &Admission, gone: &[&str]) 
         current.confirmed = true;
         current.confirmed_at = Some(Timestamp::now());
     }
+    inventory.pending.clear();
     inventory.units.retain(|name| !gone.contains(&name.as_str()));
     if inventory == before { Ok(()) } else { inventory.write(host, admission) }
 }

@@ -17,6 +17,7 @@ use super::readiness::{self, Expected};
 use super::source::Settings;
 use super::staging::Staging;
 use super::{Mode, Release, Request, Source, host as prepare, restart, units};
+use crate::durable::writable_by_others;
 use crate::host::Host;
 use crate::interrupt::Interrupt;
 use crate::systemd::Systemd;
@@ -106,7 +107,12 @@ impl<'a> Flow<'a> {
         });
         let running = answer.and_then(|seen| seen.answer.ok()).map(|answer| answer.version);
         let docker = request.docker.unwrap_or(inventory.docker);
-        let before = Before { current, inventory, was_ready, running };
+        let installed = host.installed();
+        let changeable = if host.privileged() { writable_by_others(&installed) } else { None };
+        if let Some(who) = &changeable {
+            record.warnings.push(format!("{who}: it is replaced, whatever is in it"));
+        }
+        let before = Before { current, changeable, inventory, was_ready, running };
         record.from = before.version();
         if let (Some((_, sha256)), None) = (&before.current, record.from) {
             record.warnings.push(format!(
@@ -292,7 +298,7 @@ impl<'a> Flow<'a> {
                 (sha256, archive_sha256)
             }
         };
-        let in_place = self.before.current.as_ref().is_some_and(|(_, on_disk)| *on_disk == sha256);
+        let in_place = self.before.keepable() == Some(sha256.as_str());
         let binary = if in_place { self.host.installed() } else { next.to_owned() };
         executable(&binary, in_place)?;
         let deadline = self.settings.deadlines.preflight;
@@ -312,10 +318,14 @@ impl<'a> Flow<'a> {
             Err(e) => return Err(Failure::new("units", e)),
         };
         if let Some(systemd) = self.systemd.filter(|_| !units::differing(self.host, &units).is_empty()) {
-            units::verify(systemd, &staging.path("units"), &binary, &units).map_err(|lines| Failure {
+            let verified = units::verify(systemd, &staging.path("units"), &binary, &units);
+            let warnings = verified.map_err(|lines| Failure {
                 causes: lines,
                 ..Failure::new("units", "systemd finds fault with the new units")
             })?;
+            for warning in warnings {
+                self.warn(format!("systemd finds fault with a drop-in: {warning}"));
+            }
         }
         if self.request.mode != Mode::InstallationOnly {
             none_of("accounts", prepare::missing_for_units(self.host, &units))?;
@@ -338,7 +348,7 @@ impl<'a> Flow<'a> {
             activation::activate(host, admission, systemd, staged, &self.before, docker, &mut switched)
                 .map_err(|e| Failure::new("activate", e))?;
         let fact = if activated.replaced {
-            format!("{}, {} units", host.installed().display(), activated.changed_units.len())
+            format!("{}, {} units", host.installed().display(), activated.units_written)
         } else {
             "nothing to replace".to_owned()
         };

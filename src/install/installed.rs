@@ -57,6 +57,9 @@ pub struct Inventory {
     /// The units that are ours.
     #[serde(default)]
     pub units: Vec<String>,
+    /// Units whose file was, or was about to be, switched, and whose process was not seen under the new one yet.
+    #[serde(default)]
+    pub pending: Vec<String>,
     /// The operator's choice about Docker.
     #[serde(default)]
     pub docker: Docker,
@@ -64,7 +67,14 @@ pub struct Inventory {
 
 impl Default for Inventory {
     fn default() -> Self {
-        Self { schema: SCHEMA, current: None, previous: None, units: Vec::new(), docker: Docker::Auto }
+        Self {
+            schema: SCHEMA,
+            current: None,
+            previous: None,
+            units: Vec::new(),
+            pending: Vec::new(),
+            docker: Docker::Auto,
+        }
     }
 }
 

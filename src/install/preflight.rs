@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::release::Version;
 use super::units::{self, EXECUTABLE, SERVICE, Unit};
 use crate::command::{CommandError, Run};
+use crate::durable::writable_by_others;
 use crate::host::Host;
 use crate::interrupt::Interrupt;
 use crate::systemd::Systemd;
@@ -73,6 +74,9 @@ pub(crate) fn host_problems(host: &Host, systemd: Option<Systemd>, bytes: u64) -
             problems.extend(boot_problem(host, &dir));
         }
     }
+    if host.privileged() {
+        problems.extend(owner_problems(host));
+    }
     problems.dedup();
     match std::fs::symlink_metadata(host.installed()) {
         Ok(meta) if meta.is_dir() || meta.is_symlink() => problems.push(Problem::new(
@@ -117,6 +121,27 @@ fn filesystem_problems(dir: &Path, bytes: u64) -> Vec<Problem> {
     problems
 }
 
+/// What root is about to trust, others must not be able to change. Groups are the administrator's affair (`staff` on
+/// Debian's `/usr/local`).
+fn owner_problems(host: &Host) -> Vec<Problem> {
+    let (settings, state) = (host.settings(), host.install_state());
+    let settings_dir = settings.parent().map(Path::to_owned);
+    let ours = [
+        host.bin(),
+        host.lib(),
+        host.staging(),
+        host.own_copies(),
+        host.units(),
+        state,
+        host.attempts(),
+        settings,
+    ];
+    let ours = ours.into_iter().chain(settings_dir);
+    let help =
+        |path: &Path| format!("give it back to root: chown root: {0} && chmod o-w {0}", path.display());
+    ours.filter_map(|path| writable_by_others(&path).map(|what| Problem::new(what, help(&path)))).collect()
+}
+
 /// Units and what they start must be there when systemd looks for them at boot, before other filesystems are mounted.
 fn boot_problem(host: &Host, dir: &Path) -> Option<Problem> {
     use std::os::unix::fs::MetadataExt;
@@ -150,6 +175,11 @@ fn unit_problems(host: &Host, systemd: Systemd, units: &[Unit]) -> Vec<Problem> 
             problems.push(Problem::new(
                 format!("{name} is masked"),
                 format!("unmask it: systemctl unmask {name}"),
+            ));
+        } else if matches!(unit.load.as_str(), "bad-setting" | "error") {
+            problems.push(Problem::new(
+                format!("systemd can't load {name} ({}), so it would not start", unit.load),
+                format!("see what is wrong with it, or with a drop-in: systemctl status {name}; systemctl cat {name}"),
             ));
         } else if !unit.fragment.is_empty() && Path::new(&unit.fragment) != own {
             problems.push(Problem::new(

@@ -1,7 +1,11 @@
 //! Restart: only what runs a replaced executable or whose unit changed. Sockets stay open.
 
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 
 use super::activation::Activated;
 use super::admission::Admission;
@@ -49,7 +53,9 @@ pub(crate) fn restart(
         let running = Inode::of(&PathBuf::from(format!("/proc/{}/exe", state.main_pid))).ok();
         let need = Need {
             socket: held.is_some_and(|(name, state)| {
-                state.active != "active" || activated.changed_units.iter().any(|changed| changed == name)
+                state.active != "active"
+                    || !listens(&state.listen)
+                    || activated.changed_units.iter().any(|changed| changed == name)
             }),
             service: state.active != "active"
                 || running != Some(activated.executable)
@@ -87,4 +93,20 @@ fn reopen(systemd: Systemd, socket: &str, state: &Unit, service: &str) -> Result
         systemd.reset_failed(&[socket])?;
     }
     systemd.start(&[socket])
+}
+
+/// Whether a connection to every path that a socket listens on would be taken: an `active` socket may have no listener
+/// any more.
+fn listens(paths: &[String]) -> bool {
+    paths.iter().filter(|path| path.starts_with('/')).all(|path| {
+        let connected = socket(
+            AddressFamily::Unix,
+            SockType::Stream,
+            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+            None,
+        )
+        .and_then(|socket| connect(socket.as_raw_fd(), &UnixAddr::new(path.as_str())?));
+        // A full backlog is a listener too.
+        matches!(connected, Ok(()) | Err(Errno::EAGAIN))
+    })
 }

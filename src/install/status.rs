@@ -1,7 +1,7 @@
 //! The state of a Machine as it can be seen from here: disk, process and API, each read by itself, and where they
 //! differ.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -11,6 +11,7 @@ use super::admission::{self, Observed};
 use super::attempt::{self, Entry, State};
 use super::installed::{Inode, Installed, Inventory, on_disk};
 use super::units::SERVICE;
+use crate::durable::writable_by_others;
 use crate::host::Host;
 use crate::systemd::Systemd;
 
@@ -56,9 +57,7 @@ pub struct Status {
     /// What the Machine API answered.
     pub api: Result<Value, String>,
     /// The retained binary.
-    pub previous: Option<Installed>,
-    /// Whether the retained binary is there.
-    pub previous_present: bool,
+    pub previous: Result<Option<OnDisk>, String>,
     /// Who may change the Machine now.
     pub admission: Observed,
     /// The newest attempt and its derived state.
@@ -80,9 +79,8 @@ pub fn status(host: &Host) -> Status {
         Ok(process) => Err(format!("not asked: {SERVICE} is {}", process.state)),
         Err(e) => Err(format!("not asked, since it might start a daemon that was stopped: {e}")),
     };
-    let installed = file.map_err(|e| format!("reading {:?}: {e}", host.installed())).map(|found| {
-        found.map(|(_, sha256)| OnDisk { described: inventory.describes(&sha256).cloned(), sha256 })
-    });
+    let installed = described(&host.installed(), file, &inventory);
+    let previous = described(&host.previous(), on_disk(&host.previous()), &inventory);
     let admission = admission(host, api.as_ref().ok());
     let last = match attempt::latest(host, &admission, in_place.as_deref()) {
         Ok(found) => Ok(found.map(|(entry, state)| match entry {
@@ -91,21 +89,33 @@ pub fn status(host: &Host) -> Status {
         })),
         Err(e) => Err(e.to_string()),
     };
+    let changeable = [host.installed(), host.previous()];
+    let changeable =
+        changeable.iter().filter(|_| host.privileged()).filter_map(|path| writable_by_others(path));
     let mut status = Status {
         schema: 1,
         host: host.name(),
         installed,
         process,
         api,
-        previous: inventory.previous,
-        previous_present: host.previous().exists(),
+        previous,
         admission,
         last,
-        findings: damage.into_iter().collect(),
+        findings: damage.into_iter().chain(changeable).collect(),
         unknown: Vec::new(),
     };
     judge(&mut status);
     status
+}
+
+/// A file and what the installer wrote of exactly it.
+fn described(
+    path: &Path,
+    file: std::io::Result<Option<(Inode, String)>>,
+    inventory: &Inventory,
+) -> Result<Option<OnDisk>, String> {
+    let found = file.map_err(|e| format!("reading {path:?}: {e}"))?;
+    Ok(found.map(|(_, sha256)| OnDisk { described: inventory.describes(&sha256).cloned(), sha256 }))
 }
 
 fn look_at_process(host: &Host, installed: Option<Inode>) -> Result<Process, String> {
@@ -163,6 +173,16 @@ fn judge(status: &mut Status) {
                 findings.push(format!("{} was installed and never confirmed", described.version));
             }
         }
+        Err(e) => unknown.push(e.clone()),
+    }
+    match &status.previous {
+        Ok(Some(OnDisk { described: None, sha256 })) => {
+            findings.push(format!(
+                "the retained binary ({}…) is not what installed.json describes",
+                &sha256[..8]
+            ));
+        }
+        Ok(_) => {}
         Err(e) => unknown.push(e.clone()),
     }
     match &status.process {

@@ -92,9 +92,14 @@ fn read(text: &[u8]) -> Result<Vec<Unit>, String> {
     Ok(units)
 }
 
-/// Has systemd look at all units together, with the staged binary in the place of the installed one. Any line that
-/// names one of them refuses.
-pub(crate) fn verify(systemd: Systemd, dir: &Path, binary: &Path, units: &[Unit]) -> Result<(), Vec<String>> {
+/// Has systemd look at all units together, with the staged binary in the place of the installed one. A line that names
+/// one of them refuses; one about an operator's drop-in of theirs is returned as a warning.
+pub(crate) fn verify(
+    systemd: Systemd,
+    dir: &Path,
+    binary: &Path,
+    units: &[Unit],
+) -> Result<Vec<String>, Vec<String>> {
     let io = |e: std::io::Error| vec![format!("staging the units in {dir:?}: {e}")];
     make_dir(dir, 0o755).map_err(io)?;
     let staged = binary.to_string_lossy();
@@ -107,8 +112,9 @@ pub(crate) fn verify(systemd: Systemd, dir: &Path, binary: &Path, units: &[Unit]
     let arguments: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
     let lines = systemd.verify(&arguments).map_err(|e| vec![format!("verifying the new units: {e}")])?;
     let named = |line: &String| units.iter().any(|unit| line.contains(&unit.name));
-    let problems: Vec<String> = lines.into_iter().filter(named).collect();
-    if problems.is_empty() { Ok(()) } else { Err(problems) }
+    let drop_in = |line: &String| units.iter().any(|unit| line.contains(&format!("/{}.d/", unit.name)));
+    let (warnings, problems): (Vec<_>, Vec<_>) = lines.into_iter().filter(named).partition(drop_in);
+    if problems.is_empty() { Ok(warnings) } else { Err(problems) }
 }
 
 /// The users and groups that units name and that do not exist: `user ployz`, `group ployz-admission`.

@@ -4,7 +4,9 @@
 use std::fs;
 
 use jiff::Timestamp;
-use ployz::install::admission::{Admission, AdmissionError, Busy, Holder, MutationAdmission, Observed, observe};
+use ployz::install::admission::{
+    Admission, AdmissionError, Busy, Holder, MutationAdmission, Observed, observe,
+};
 use ployz::install::events::Refusal;
 
 use crate::child::{At, Role, installer, start};
@@ -19,7 +21,12 @@ fn world(alone: &crate::world::Alone) -> World {
 }
 
 fn holder() -> Holder {
-    Holder { attempt: "0d".repeat(16), kind: "install".into(), pid: std::process::id(), since: Timestamp::now() }
+    Holder {
+        attempt: "0d".repeat(16),
+        kind: "install".into(),
+        pid: std::process::id(),
+        since: Timestamp::now(),
+    }
 }
 
 fn busy<T: std::fmt::Debug>(taken: Result<T, AdmissionError>) -> Busy {
@@ -49,7 +56,11 @@ fn many_installers_at_once_one_runs_and_the_others_name_it() {
         assert!(processes[0]["executable"].as_str().unwrap().contains("install"), "{said}");
     }
     assert_eq!(world.inventory()["current"]["version"], "1.3.0");
-    assert_eq!(world.attempts().iter().filter(|path| path.extension().is_some()).count(), 2, "no record for who was busy");
+    assert_eq!(
+        world.attempts().iter().filter(|path| path.extension().is_some()).count(),
+        2,
+        "no record for who was busy"
+    );
     drop(others);
     first.kill();
 }
@@ -115,7 +126,9 @@ fn it_is_free_the_moment_its_holder_is_killed() {
         assert_eq!(child.says(), "holds");
         let seen = observe(&world.host);
         match (&role, &seen) {
-            (Role::Holder, Observed::Installing { holder: Some(holder) }) => assert_eq!(holder.pid, child.child.id()),
+            (Role::Holder, Observed::Installing { holder: Some(holder) }) => {
+                assert_eq!(holder.pid, child.child.id())
+            }
             (Role::Mutation, Observed::Mutating) => {}
             _ => panic!("{role:?}: {seen:?}"),
         }
@@ -130,7 +143,8 @@ fn it_is_free_the_moment_its_holder_is_killed() {
 fn looking_takes_nothing() {
     let alone = alone();
     let world = world(&alone);
-    let inode = |world: &World| std::os::unix::fs::MetadataExt::ino(&fs::metadata(world.host.admission()).unwrap());
+    let inode =
+        |world: &World| std::os::unix::fs::MetadataExt::ino(&fs::metadata(world.host.admission()).unwrap());
     let before = inode(&world);
     let mut child = start(&world, &Role::Holder);
     assert_eq!(child.says(), "holds");

@@ -27,9 +27,17 @@ fn hostile() -> Vec<(&'static str, Archive, &'static str)> {
         ("double slash", good().file("a//b", "x"), "is not a clean relative name"),
         ("line end in a name", good().file("a\nb", "x"), "is not a clean relative name"),
         ("escape in a name", good().file("a\u{1b}[2J", "x"), "is not a clean relative name"),
-        ("not text", good().member(&Member::new(b"\xff\xfe".as_slice(), b'0'), []), "not a clean relative name"),
+        (
+            "not text",
+            good().member(&Member::new(b"\xff\xfe".as_slice(), b'0'), []),
+            "not a clean relative name",
+        ),
         ("symlink", good().symlink("also", "/etc/passwd"), r#""also" is not a regular file (Symlink)"#),
-        ("ployzd is a symlink", Archive::new().symlink("ployzd", "/bin/sh"), "is not a regular file (Symlink)"),
+        (
+            "ployzd is a symlink",
+            Archive::new().symlink("ployzd", "/bin/sh"),
+            "is not a regular file (Symlink)",
+        ),
         ("symlink, then through it", Archive::new().symlink("d", "/etc").file("d/x", "x"), "(Symlink)"),
         ("hard link", good().hard_link("also", "/etc/shadow"), r#""also" is not a regular file (Link)"#),
         ("ployzd is a hard link", Archive::new().hard_link("ployzd", "/bin/sh"), "(Link)"),
@@ -44,7 +52,11 @@ fn hostile() -> Vec<(&'static str, Archive, &'static str)> {
         ("setgid", setuid(0o2755), r#""ployzd" has mode 2755"#),
         ("sticky", setuid(0o1755), r#""ployzd" has mode 1755"#),
         ("long name, GNU", good().file_with_gnu_name(&long, "x"), "is not a regular file (GNULongName)"),
-        ("long name, pax", good().file_with_pax_name("../../x", "fine", "x"), "is not a regular file (XHeader)"),
+        (
+            "long name, pax",
+            good().file_with_pax_name("../../x", "fine", "x"),
+            "is not a regular file (XHeader)",
+        ),
         ("ployzd by pax", Archive::new().file_with_pax_name("ployzd", "fine", "x"), "(XHeader)"),
         ("pax size", Archive::new().pax(&[("size", "9")]).file("ployzd", "x"), "(XHeader)"),
         ("gibibytes of zeros", good().zeros("zeros", 10 << 30), "it unpacks to more than 134217728 bytes"),
@@ -81,9 +93,11 @@ fn each_is_refused_by_name_and_leaves_nothing() {
 fn a_size_that_lies_is_refused() {
     let alone = alone();
     let world = World::new(&alone);
-    for (name, size, follow) in
-        [("more than there is", 4096, 10), ("far more", 1 << 40, 10), ("more than any file", u64::MAX >> 1, 10)]
-    {
+    for (name, size, follow) in [
+        ("more than there is", 4096, 10),
+        ("far more", 1 << 40, 10),
+        ("more than any file", u64::MAX >> 1, 10),
+    ] {
         let member = Member { size, ..Member::new("ployzd", b'0') };
         let archive = Archive::new().member(&member, vec![b'x'; follow]).without_end();
         let published = Release::new("1.4.0").archive(archive).publish(world.site()).unwrap();

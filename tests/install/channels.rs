@@ -29,7 +29,12 @@ fn a_pointer_never_leads_below_what_is_installed_nor_to_another_line() {
         (Some("1.4.0"), beta, "v2.0.0-beta.1\n", Err("outside major line 1")),
         (None, stable, "", Err("not one line with a version")),
         (None, stable, "v1.4.0\nv1.5.0\n", Err("not one line with a version")),
-        (None, stable, "<html>rate limited</html>", Err(r#"holds "<html>rate limited</html>", not one line"#)),
+        (
+            None,
+            stable,
+            "<html>rate limited</html>",
+            Err(r#"holds "<html>rate limited</html>", not one line"#),
+        ),
         (None, stable, "v1.4.0/../../../x\n", Err("not one line with a version")),
     ] {
         let world = World::new(&alone);
@@ -90,7 +95,11 @@ fn the_line_is_that_of_what_is_installed_else_of_the_installer() {
     }
     let own = |own| Request { own_version: version(own), ..request(Wanted::Channel(Channel::Stable)) };
     assert_eq!(world.installed(&own("2.0.0")).target, Some(version("2.1.0")));
-    assert_eq!(world.installed(&own("1.0.0")).target, Some(version("2.1.0")), "nobody is moved to another line");
+    assert_eq!(
+        world.installed(&own("1.0.0")).target,
+        Some(version("2.1.0")),
+        "nobody is moved to another line"
+    );
     assert_eq!(world.server.requests_for("/v1/stable").len(), 0);
 }
 

@@ -15,7 +15,7 @@ use ployz::interrupt::Interrupt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::world::{PLOYZD, World, exact};
+use crate::world::{PLOYZD, World, exact, left_over};
 
 const ROLE: &str = "PLOYZ_TEST_ROLE";
 /// Before what a child says, since the test harness talks too.
@@ -56,8 +56,24 @@ pub(crate) struct Running {
 
 /// Starts a process on a world's host. The caller has the right to be alone.
 pub(crate) fn start(world: &World, role: &Role) -> Running {
+    run(world, role, Command::new(std::env::current_exe().unwrap()))
+}
+
+/// Starts a process that sees other filesystems: `mounts` is a script that mounts them below `$root`, the host's root, as root
+/// of a user namespace.
+pub(crate) fn start_under(world: &World, role: &Role, mounts: &str) -> Running {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "--", "sh", "-ec"]);
+    command
+        .arg(format!("root=$0\n{mounts}\nexec \"$@\""))
+        .arg(world.root())
+        .arg(std::env::current_exe().unwrap());
+    run(world, role, command)
+}
+
+fn run(world: &World, role: &Role, mut command: Command) -> Running {
     let told = serde_json::to_string(&(world.root(), role)).unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut child = command
         .args(["--exact", "child::is_what_it_is_told", "--ignored", "--nocapture", "--test-threads", "1"])
         .env(ROLE, told)
         .stdin(Stdio::null())
@@ -115,7 +131,7 @@ fn is_what_it_is_told() {
     let (root, role): (std::path::PathBuf, Role) = serde_json::from_str(&told).unwrap();
     let host = Host::under(&root, Path::new(PLOYZD));
     match role {
-        Role::Installer { version, at } => installs(&host, &version, at),
+        Role::Installer { version, at } => installs(&host, &root, &version, at),
         Role::Holder => {
             let (pid, since) = (std::process::id(), Timestamp::now());
             let holder = Holder { attempt: "f0".repeat(16), kind: "install".into(), pid, since };
@@ -131,7 +147,7 @@ fn is_what_it_is_told() {
     }
 }
 
-fn installs(host: &Host, version: &str, at: At) {
+fn installs(host: &Host, root: &Path, version: &str, at: At) {
     let interrupt = Interrupt::hold().unwrap();
     let mut events = 0;
     let ended = install(host, &exact(version), &interrupt, &mut |event| {
@@ -149,7 +165,11 @@ fn installs(host: &Host, version: &str, at: At) {
         Ok(())
     });
     say(&match ended {
-        Ok(record) => serde_json::to_value(record).unwrap(),
+        Ok(record) => {
+            let mut record = serde_json::to_value(record).unwrap();
+            record["left over"] = serde_json::to_value(left_over(host, root)).unwrap();
+            record
+        }
         Err(Refusal::Busy(busy)) => serde_json::json!({"busy": busy.what(), "processes": busy.processes}),
         Err(refusal) => refusal.to_string().into(),
     });

@@ -37,7 +37,11 @@ fn killed_at_any_event_and_asked_again() {
         let Some((Entry::Record(open), State::Interrupted { evidence })) = newest(&world).unwrap() else {
             panic!("{what}: not interrupted")
         };
-        assert_eq!((open.id.as_str(), open.stage.to_string().as_str(), open.outcome), (attempt, stage, None), "{what}");
+        assert_eq!(
+            (open.id.as_str(), open.stage.to_string().as_str(), open.outcome),
+            (attempt, stage, None),
+            "{what}"
+        );
         assert_eq!(evidence, "none: it ended without a word");
         let switched = in_place == script("1.4.0");
         assert_eq!(open.installation == Installation::Replaced, switched, "{what}");

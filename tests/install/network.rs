@@ -133,7 +133,8 @@ struct Bad {
 
 fn bad(plain: &Server) -> Vec<Bad> {
     let final_ = |name, rule: Rule, reason, says| Bad { name, rules: vec![rule], reason, says, again: false };
-    let again = |name, rule: Rule, says| Bad { name, rules: vec![rule], reason: "unreachable", says, again: true };
+    let again =
+        |name, rule: Rule, says| Bad { name, rules: vec![rule], reason: "unreachable", says, again: true };
     let (archive, checksums, pointer) =
         (|| Rule::new(ARCHIVE), || Rule::new(CHECKSUMS), || Rule::new("/v1/stable"));
     let refused = |name, rule, says| final_(name, rule, "refused", says);
@@ -152,7 +153,11 @@ fn bad(plain: &Server) -> Vec<Bad> {
         refused("to http", archive().redirect(plain.url() + "/x"), "a redirect to http://127.0.0.1:"),
         refused("to a file", archive().redirect("file:///etc/passwd"), "file:///etc/passwd"),
         refused("encoded", archive().gzip_lie(), "encoded the content, which was not asked for"),
-        refused("far too long", archive().announce(Announce::Length(1 << 40)), "announces 1099511627776 bytes"),
+        refused(
+            "far too long",
+            archive().announce(Announce::Length(1 << 40)),
+            "announces 1099511627776 bytes",
+        ),
         refused("without end", archive().endless(), "sent more than 67108864 bytes"),
         again("500", archive().status(500), "answered 500 Internal Server Error, after"),
         again("503", archive().status(503), "answered 503 Service Unavailable, after"),
@@ -171,12 +176,18 @@ fn bad(plain: &Server) -> Vec<Bad> {
             ..mismatch("wrong range", archive())
         },
         final_("checksums 403", checksums().status(403), "", "answered 403 Forbidden"),
-        Bad { reason: "", ..again("checksums 503", checksums().status(503), "503 Service Unavailable, after") },
+        Bad {
+            reason: "",
+            ..again("checksums 503", checksums().status(503), "503 Service Unavailable, after")
+        },
         final_("checksums without end", checksums().endless(), "", "sent more than 262144 bytes"),
         final_("checksums too long", checksums().announce(Announce::Length(1 << 30)), "", "more than 262144"),
         final_("pointer 404", pointer().status(404), "", "/v1/stable does not exist (status 404)"),
         final_("pointer 403", pointer().status(403), "", "answered 403 Forbidden"),
-        Bad { reason: "", ..again("pointer 429", pointer().status(429), "answered 429 Too Many Requests, after") },
+        Bad {
+            reason: "",
+            ..again("pointer 429", pointer().status(429), "answered 429 Too Many Requests, after")
+        },
         final_("pointer page", pointer().body("<html>log in</html>"), "", "not one line with a version"),
         final_("pointer without end", pointer().endless(), "", "sent more than 4096 bytes"),
         Bad { reason: "", ..again("pointer garbage", pointer().garbage(), "after") },
@@ -204,7 +215,8 @@ fn assert_bad(bad: &Bad, world: &World) {
     world.settings(&json!({"deadlines": {"pointer": DEADLINE, "stall": 1, "acquire": DEADLINE}}));
     let path = rules[0].path.trim_start_matches('*').to_owned();
     world.server.set_rules(rules.clone());
-    let request = if path == "/v1/stable" || path.is_empty() { channel(Channel::Stable) } else { exact("1.4.0") };
+    let request =
+        if path == "/v1/stable" || path.is_empty() { channel(Channel::Stable) } else { exact("1.4.0") };
     let start = Instant::now();
     let text = if reason.is_empty() {
         world.refused(&request)
@@ -218,7 +230,8 @@ fn assert_bad(bad: &Bad, world: &World) {
     assert!(text.len() < 600 && !text.contains(['\u{1b}', '\n']), "{name}: {text}");
     // Many at once on few processors: what is asked for here is that it ends, not that it is quick.
     assert!(took < Duration::from_secs(2 * DEADLINE + 6), "{name}: {took:?}");
-    let asked = world.server.settled().into_iter().filter(|asked| asked.path.ends_with(&path) && !path.is_empty());
+    let asked =
+        world.server.settled().into_iter().filter(|asked| asked.path.ends_with(&path) && !path.is_empty());
     let asked = asked.filter(|asked| asked.query.is_none()).count();
     // A redirect to itself is followed, five times.
     let most = if name.contains("loop") { 6 } else { 1 };

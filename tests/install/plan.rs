@@ -44,7 +44,10 @@ fn what_would_be_written_is_said_and_not_written() {
     assert!(said.contains(&format!("{previous} the current release, kept")), "{said:?}");
     world.server.forget();
     planned(&world, &exact("1.5.0")).unwrap();
-    assert!(!world.server.settled().iter().any(|asked| asked.path.ends_with(".tar.gz")), "no archive is fetched");
+    assert!(
+        !world.server.settled().iter().any(|asked| asked.path.ends_with(".tar.gz")),
+        "no archive is fetched"
+    );
 }
 
 #[test]

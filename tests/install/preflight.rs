@@ -89,8 +89,11 @@ fn a_new_binary_can_do_nothing_before_it_is_trusted() {
     let caps = ["CapAmb", "CapEff", "CapInh", "CapPrm"].map(|set| witness.join(format!("{set}:{none}")));
     let seen: Vec<_> = crate::world::snapshot(&witness).into_keys().collect();
     let file = witness.join("file");
-    let expected: Vec<_> =
-        [witness.clone()].into_iter().chain(caps).chain([witness.join("NoNewPrivs:1"), file.clone()]).collect();
+    let expected: Vec<_> = [witness.clone()]
+        .into_iter()
+        .chain(caps)
+        .chain([witness.join("NoNewPrivs:1"), file.clone()])
+        .collect();
     assert_eq!(seen, expected);
     assert_eq!(fs::metadata(file).unwrap().len(), 0, "a name, and not a byte");
     assert_eq!(sleepers(&world), 0, "what it started has ended with it");
@@ -123,7 +126,9 @@ fn what_is_in_the_way_of_a_file_is_named() {
         assert!(error.contains(text) && error.contains("usr/local/bin/ployzd"), "{name}: {error}");
     }
     // A file where a directory must be: each place is named when it is come to.
-    for place in ["usr/local/lib/ployz", "usr/local/bin", "usr/local/lib/ployz/staging", "usr/local/lib/sysusers.d"] {
+    for place in
+        ["usr/local/lib/ployz", "usr/local/bin", "usr/local/lib/ployz/staging", "usr/local/lib/sysusers.d"]
+    {
         let world = World::new(&alone);
         world.release("1.4.0");
         let _ = fs::remove_dir(world.root().join(place));
@@ -145,7 +150,8 @@ fn a_switch_that_stops_half_way_says_what_was_switched() {
     fs::remove_file(&unit).unwrap();
     fs::create_dir(&unit).unwrap();
     let record = world.install(&exact("1.4.0")).unwrap();
-    let Some(ployz::install::attempt::Outcome::Failed { stage, reason, error, help, .. }) = &record.outcome else {
+    let Some(ployz::install::attempt::Outcome::Failed { stage, reason, error, help, .. }) = &record.outcome
+    else {
         panic!("{record:#?}")
     };
     assert_eq!((stage.to_string().as_str(), reason.as_str()), ("activating", "activate"), "{error}");

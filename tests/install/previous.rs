@@ -90,7 +90,10 @@ fn a_binary_that_nobody_described_is_kept_only_when_there_is_nothing_better() {
     fs::write(world.host.installed(), "by hand").unwrap();
     world.release("1.1.0");
     let record = world.installed(&exact("1.1.0"));
-    assert!(record.warnings.iter().any(|text| text.contains("not what installed.json describes")), "{record:#?}");
+    assert!(
+        record.warnings.iter().any(|text| text.contains("not what installed.json describes")),
+        "{record:#?}"
+    );
     assert_eq!(record.from, None);
     assert_eq!(fs::read(world.host.previous()).unwrap(), b"by hand");
     assert_eq!(previous(&world).as_deref(), Some("not described"));
@@ -113,7 +116,10 @@ fn a_damaged_description_describes_nothing_and_is_said() {
     world.installed(&exact("1.1.0"));
     fs::write(world.host.installed_json(), "{\"schema\":1,").unwrap();
     let record = world.installed(&exact("1.1.0"));
-    assert!(record.warnings.iter().any(|text| text.contains("installed.json") && text.contains("damaged")), "{record:#?}");
+    assert!(
+        record.warnings.iter().any(|text| text.contains("installed.json") && text.contains("damaged")),
+        "{record:#?}"
+    );
     assert_eq!(record.switched, Vec::<String>::new(), "the file on disk decides");
     assert_eq!(world.inventory()["current"]["version"], "1.1.0");
 }

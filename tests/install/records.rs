@@ -101,7 +101,8 @@ fn an_open_record_is_closed_as_interrupted_by_the_next_attempt() {
     with_evidence["accepted_at"] = "2026-01-02T00:00:00Z".into();
     let paths = [&of_another_boot, &of_this_boot, &with_evidence].map(|record| place(&world, record));
     let exit = json!({"service_result": "oom-kill", "exit_code": "killed", "exit_status": "KILL"});
-    fs::write(world.host.attempts().join(format!("{}.exit.json", "bb".repeat(16))), exit.to_string()).unwrap();
+    fs::write(world.host.attempts().join(format!("{}.exit.json", "bb".repeat(16))), exit.to_string())
+        .unwrap();
 
     // Before that, a reader derives the same.
     let derived = state(&world, &"bb".repeat(16));
@@ -109,11 +110,15 @@ fn an_open_record_is_closed_as_interrupted_by_the_next_attempt() {
 
     let record = world.installed(&exact("1.4.0"));
     let restarted = format!("the Machine was restarted (boot 2a48 → {})", &boot[..4]);
-    for (path, evidence) in
-        paths.iter().zip([restarted.as_str(), "none: it ended without a word", "its unit ended: oom-kill killed KILL"])
-    {
+    for (path, evidence) in paths.iter().zip([
+        restarted.as_str(),
+        "none: it ended without a word",
+        "its unit ended: oom-kill killed KILL",
+    ]) {
         let Entry::Record(closed) = read(path).unwrap() else { panic!("not a record") };
-        let Some(Outcome::Interrupted { stage, evidence: found }) = &closed.outcome else { panic!("{closed:#?}") };
+        let Some(Outcome::Interrupted { stage, evidence: found }) = &closed.outcome else {
+            panic!("{closed:#?}")
+        };
         assert_eq!((stage.to_string().as_str(), found.as_str()), ("preflight", evidence));
         assert!(closed.ended_at.is_some());
         let told = format!("attempt {} was interrupted at preflight: {evidence}", closed.id);
@@ -131,12 +136,16 @@ fn a_damaged_record_is_moved_aside_and_stops_nothing() {
         fs::write(&path, damage).unwrap();
         let looked = status(&world.host);
         let told = looked.last.clone().err().unwrap_or_default();
-        assert!(told.contains(&"cc".repeat(16)) && told.contains("is not a record"), "{damage:?}: {looked:?}");
+        assert!(
+            told.contains(&"cc".repeat(16)) && told.contains("is not a record"),
+            "{damage:?}: {looked:?}"
+        );
         assert_eq!(fs::read_to_string(&path).unwrap(), damage, "a reader leaves it");
 
         let record = world.installed(&exact("1.4.0"));
         assert!(!path.exists());
-        let aside: Vec<_> = world.attempts().into_iter().filter(|p| p.display().to_string().contains("damaged")).collect();
+        let aside: Vec<_> =
+            world.attempts().into_iter().filter(|p| p.display().to_string().contains("damaged")).collect();
         assert_eq!(aside.len(), 1, "{damage:?}");
         assert_eq!(fs::read_to_string(&aside[0]).unwrap(), damage, "it is kept for who wants to look");
         assert!(record.warnings.iter().any(|text| text.contains("moved aside")), "{damage:?}: {record:#?}");

@@ -36,7 +36,10 @@ fn what_is_wrong_is_refused_by_name() {
         world.settings_text(text);
         for request in [exact("1.4.0"), crate::world::from_disk("1.4.0", &published)] {
             let refused = world.refused(&request);
-            assert!(refused.contains(named) && refused.contains("etc/ployz/install.json"), "{text}: {refused}");
+            assert!(
+                refused.contains(named) && refused.contains("etc/ployz/install.json"),
+                "{text}: {refused}"
+            );
         }
         assert!(world.server.requests().is_empty() && !world.host.install_state().exists(), "{text}");
     }
@@ -55,7 +58,8 @@ fn an_untrusted_certificate_is_named_and_not_tried_again() {
         world.release("1.4.0");
         let refused = world.refused(&exact("1.4.0"));
         assert!(refused.contains("certificate") && refused.contains(named), "{tls:?}: {refused}");
-        let tried = world.server.records().into_iter().filter(|record| record.event == Event::Handshake).count();
+        let tried =
+            world.server.records().into_iter().filter(|record| record.event == Event::Handshake).count();
         assert!(tried <= 1, "{tls:?}: {tried} tries");
         assert!(world.server.requests().is_empty() && !world.host.install_state().exists(), "{tls:?}");
     }
@@ -70,9 +74,10 @@ fn only_roots_own_authority_is_added() {
     let refused = world.refused(&exact("1.4.0"));
     assert!(refused.contains("UnknownIssuer"), "{refused}");
     let ca = world.root().join("other.pem");
-    for (text, named) in
-        [("", "ca_file holds no certificate"), ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "ca_file")]
-    {
+    for (text, named) in [
+        ("", "ca_file holds no certificate"),
+        ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "ca_file"),
+    ] {
         std::fs::write(&ca, text).unwrap();
         world.settings(&json!({"ca_file": ca}));
         let refused = world.refused(&exact("1.4.0"));

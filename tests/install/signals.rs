@@ -46,7 +46,15 @@ fn assert_cancelled(world: &World, record: &Record, by: &str, what: &str) {
 #[test]
 fn a_signal_before_the_switch_cancels() {
     let alone = alone();
-    for at in ["preparing", "acquiring", "progress", "acquiring, done", "verifying", "verifying, done", "preflight, done"] {
+    for at in [
+        "preparing",
+        "acquiring",
+        "progress",
+        "acquiring, done",
+        "verifying",
+        "verifying, done",
+        "preflight, done",
+    ] {
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
             let world = world(&alone);
             let before = world.installation();

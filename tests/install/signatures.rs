@@ -28,7 +28,10 @@ impl Key {
         let comment = "timestamp:1764547200\tfile:checksums.txt\thashed";
         let all = self.0.sign(&[signature.as_ref(), comment.as_bytes()].concat());
         let first = base64(&[kind.as_slice(), &self.1, signature.as_ref()].concat());
-        format!("untrusted comment: signature\n{first}\ntrusted comment: {comment}\n{}\n", base64(all.as_ref()))
+        format!(
+            "untrusted comment: signature\n{first}\ntrusted comment: {comment}\n{}\n",
+            base64(all.as_ref())
+        )
     }
 }
 
@@ -115,7 +118,11 @@ fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
     for three in bytes.chunks(3) {
-        let number = three.iter().chain([0; 2].iter()).take(3).fold(0_usize, |number, byte| number << 8 | usize::from(*byte));
+        let number = three
+            .iter()
+            .chain([0; 2].iter())
+            .take(3)
+            .fold(0_usize, |number, byte| number << 8 | usize::from(*byte));
         for at in 0..4 {
             let digit = DIGITS[number >> (18 - 6 * at) & 63];
             text.push(if at <= three.len() { char::from(digit) } else { '=' });

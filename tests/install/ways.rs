@@ -10,8 +10,8 @@ use ployz::install::{Request, Wanted};
 use serde_json::Value;
 
 use crate::world::{
-    NONE, NONE_SWITCHED, OWN, PLOYZD, World, alone, channel, exact, from_disk, newest, request, script, script_that,
-    version,
+    NONE, NONE_SWITCHED, OWN, PLOYZD, World, alone, channel, exact, from_disk, newest, request, script,
+    script_that, version,
 };
 
 fn real() -> Vec<u8> {
@@ -44,7 +44,8 @@ fn the_real_binary_by_archive_by_version_and_by_channel() {
         assert_eq!(record.target_digest.as_ref(), Some(&digest), "{name}");
         assert_is_installed(&world, &bytes, &published.sha256, &record.id);
         let units = ["ployz.socket", "ployz.service"].map(|unit| world.host.unit(unit));
-        let switched = [world.host.installed()].into_iter().chain(units).map(|path| path.display().to_string());
+        let switched =
+            [world.host.installed()].into_iter().chain(units).map(|path| path.display().to_string());
         assert_eq!(record.switched, switched.collect::<Vec<_>>(), "{name}");
         assert_told(&world, &record.id);
     }
@@ -130,7 +131,10 @@ fn what_was_changed_by_hand_is_put_right() {
     let record = world.installed(&exact("1.4.0"));
     assert_eq!(record.switched, [unit.display().to_string()]);
     assert_eq!(fs::read(&unit).unwrap(), good);
-    assert!(!link.exists() && fs::symlink_metadata(&link).is_err(), "what an operator disabled stays disabled");
+    assert!(
+        !link.exists() && fs::symlink_metadata(&link).is_err(),
+        "what an operator disabled stays disabled"
+    );
 
     fs::set_permissions(&installed, fs::Permissions::from_mode(0o700)).unwrap();
     world.installed(&exact("1.4.0"));
@@ -140,7 +144,10 @@ fn what_was_changed_by_hand_is_put_right() {
     let record = world.installed(&exact("1.4.0"));
     assert_eq!(record.switched, [installed.display().to_string()]);
     assert_eq!(fs::read(&installed).unwrap(), script("1.4.0"));
-    assert!(record.warnings.iter().any(|text| text.contains("not what installed.json describes")), "{record:#?}");
+    assert!(
+        record.warnings.iter().any(|text| text.contains("not what installed.json describes")),
+        "{record:#?}"
+    );
 }
 
 #[test]
@@ -168,7 +175,11 @@ fn any_available_version_may_be_asked_for() {
     for target in ["1.4.0", "1.9.0", "3.0.0", "2.0.0-beta.1", "0.1.0", "1.4.0"] {
         world.release(target);
         let record = world.installed(&exact(target));
-        assert_eq!(record.target, Some(version(target)), "no steps in between, no list of what may follow what");
+        assert_eq!(
+            record.target,
+            Some(version(target)),
+            "no steps in between, no list of what may follow what"
+        );
         assert_eq!(fs::read(world.host.installed()).unwrap(), script(target));
     }
 }
@@ -181,7 +192,10 @@ fn a_label_is_recorded_and_chooses_nothing() {
     kit::release::point(world.site(), "stable", "1.9.0").unwrap();
     let request = Request { label: Some(Channel::Stable), ..from_disk("1.4.0", &published) };
     let record = world.installed(&request);
-    assert_eq!((record.requested, record.target), (Requested::Channel(Channel::Stable), Some(version("1.4.0"))));
+    assert_eq!(
+        (record.requested, record.target),
+        (Requested::Channel(Channel::Stable), Some(version("1.4.0")))
+    );
     assert!(world.server.requests().is_empty(), "nothing was asked of the source");
 }
 

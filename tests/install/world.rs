@@ -175,12 +175,9 @@ impl World {
         snapshot(&self.host.attempts()).into_keys().collect()
     }
 
-    /// What an installation must not leave: staged files, copies of its own, half-written files.
+    /// What an installation must not leave.
     pub(crate) fn left_over(&self) -> Vec<PathBuf> {
-        let staged = [self.host.staging(), self.host.own_copies()];
-        let is_staged = |path: &PathBuf| staged.iter().any(|dir| path.starts_with(dir) && path != dir);
-        let hidden = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with('.');
-        snapshot(self.root()).into_keys().filter(|path| is_staged(path) || hidden(path)).collect()
+        left_over(&self.host, self.root())
     }
 
     /// Lets the current release count as one that was confirmed: only systemd's readiness does that otherwise.
@@ -200,6 +197,14 @@ impl World {
 pub(crate) fn newest(world: &World) -> Result<Option<(Entry, State)>, ReadError> {
     let in_place = fs::read(world.host.installed()).ok().map(|bytes| kit::release::sha256(&bytes));
     latest(&world.host, &observe(&world.host), in_place.as_deref())
+}
+
+/// What an installation must not leave: staged files, copies of its own, half-written files.
+pub(crate) fn left_over(host: &Host, root: &Path) -> Vec<PathBuf> {
+    let staged = [host.staging(), host.own_copies()];
+    let is_staged = |path: &PathBuf| staged.iter().any(|dir| path.starts_with(dir) && path != dir);
+    let hidden = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with('.');
+    snapshot(root).into_keys().filter(|path| is_staged(path) || hidden(path)).collect()
 }
 
 /// Nothing left over.

@@ -198,10 +198,7 @@ impl Machine {
     pub fn begin_trials(&self, release: &Release) {
         let from = self.deliver(release);
         self.write(&format!("{HERE}/from"), &from);
-        self.write(
-            &format!("{HERE}/new"),
-            &format!("/root/{}-{}", release.version, &release.sha256[..8]),
-        );
+        self.write(&format!("{HERE}/new"), &format!("/root/{}-{}", release.version, &release.sha256[..8]));
         self.write(&format!("{HERE}/inside.sh"), include_str!("crash/inside.sh"));
         self.write(&format!("{HERE}/pipeline.sh"), include_str!("crash/pipeline.sh"));
         self.run(&format!("bash {HERE}/inside.sh keep")).ok();

@@ -72,27 +72,45 @@ fn the_bootstrap_is_small() {
     assert!(size <= 6 * 1024, "{size} bytes");
 }
 
+/// Builds a clone in an environment; the archive.
+fn build(tree: &Path, environment: &[&str]) -> String {
+    let (script, out) = (shown(&tree.join("qualification/release")), shown(&tree.join("target/out")));
+    let call = [script.as_str(), "1.4.0", "--out", &out];
+    host_within(Duration::from_secs(1500), &[&["env"], environment, &call].concat()).ok();
+    format!("{out}/releases/download/v1.4.0/ployzd_linux_amd64.tar.gz")
+}
+
 #[test]
 #[ignore = "compiles everything from nothing, for minutes; run with --include-ignored"]
 fn two_builds_in_two_places_are_the_same_bytes() {
-    let first = release("1.4.0");
-    // Another clone, and caches in which nothing is built yet: only toolchain and packages are those of this host.
-    let (tree, caches) = (scratch().join("another/clone/of/ployz"), scratch().join("another/cache"));
-    fs::create_dir_all(&tree).unwrap();
+    // Two clones of one moment, and for the second one caches in which nothing is built yet: only the toolchain and
+    // the packages are those of this host.
+    let (tree, other) = (scratch().join("clone"), scratch().join("another/clone/of/ployz"));
+    for to in [&tree, &other] {
+        fs::create_dir_all(to).unwrap();
+        let from = if to == &tree { repository() } else { tree.clone() };
+        let words = [
+            "rsync",
+            "-a",
+            "--exclude=/target",
+            "--exclude=/.git",
+            &format!("{}/", shown(&from)),
+            &shown(to),
+        ];
+        host(&words).ok();
+    }
+    let caches = scratch().join("another/cache");
     fs::create_dir_all(&caches).unwrap();
-    let from = format!("{}/", shown(&repository()));
-    host(&["rsync", "-a", "--exclude=/target", "--exclude=/.git", &from, &shown(&tree)]).ok();
-    let q = std::env::var("PLOYZ_QUALIFICATION_DIR").unwrap_or("/var/cache/ployz-qualification".into());
-    std::os::unix::fs::symlink(format!("{q}/musl"), caches.join("musl")).unwrap();
+    let shared = std::env::var("PLOYZ_QUALIFICATION_DIR").unwrap_or("/var/cache/ployz-qualification".into());
+    std::os::unix::fs::symlink(format!("{shared}/musl"), caches.join("musl")).unwrap();
 
-    let script = shown(&tree.join("qualification/release"));
-    let own = format!("PLOYZ_QUALIFICATION_DIR={}", shown(&caches));
-    let environment = ["env", &own, "TZ=Asia/Kolkata", "LC_ALL=C.UTF-8", "USER=somebody", "HOME=/root"];
-    let out = shown(&caches.join("out"));
-    let words: Vec<&str> = environment.into_iter().chain([script.as_str(), "1.4.0", "--out", &out]).collect();
-    host_within(Duration::from_secs(1500), &words).ok();
-    let second = caches.join("out/releases/download/v1.4.0/ployzd_linux_amd64.tar.gz");
-    let sums = host(&["sha256sum", &shown(&first.archive()), &shown(&second)]).expect(0);
+    let first = build(&tree, &[&format!("PLOYZ_QUALIFICATION_DIR={shared}")]);
+    let odd = ["TZ=Asia/Kolkata", "LC_ALL=C.UTF-8", "USER=somebody"];
+    let second = build(
+        &other,
+        &[&[format!("PLOYZ_QUALIFICATION_DIR={}", shown(&caches)).as_str()], &odd[..]].concat(),
+    );
+    let sums = host(&["sha256sum", &first, &second]).expect(0);
     let digests: Vec<&str> = sums.text().lines().map(|line| &line[..64]).collect();
     assert_eq!(digests[0], digests[1], "the same sources, built in two places");
 }

@@ -13,9 +13,10 @@
 use std::sync::Mutex;
 use std::time::Instant;
 
-use scenarios::crash::{Call, Seen, Trial, each, spread};
+use scenarios::crash::{Call, Seen, each, spread};
 use scenarios::{Machine, Release, note, release, release_padded};
-use serde_json::Value;
+#[path = "crash_matrix/judge.rs"]
+mod judge;
 
 /// Machines that carry out trials at once.
 const MACHINES: usize = 2;
@@ -52,7 +53,7 @@ struct Act {
 }
 
 /// What came of it.
-struct Result {
+struct Outcome {
     act: Act,
     /// It came to another call than the one that was meant.
     missed: bool,
@@ -173,14 +174,14 @@ impl Matrix {
     }
 
     /// Carries them out; once more those that came to another call.
-    fn carry_out(&self, acts: Vec<Act>) -> Vec<Result> {
+    fn carry_out(&self, acts: Vec<Act>) -> Vec<Outcome> {
         let mut results = self.at_once(acts);
         let again = results.iter().filter(|result| result.missed).map(|result| result.act.clone()).collect();
         results.extend(self.at_once(again));
         results
     }
 
-    fn at_once(&self, acts: Vec<Act>) -> Vec<Result> {
+    fn at_once(&self, acts: Vec<Act>) -> Vec<Outcome> {
         let (acts, results) = (Mutex::new(acts.into_iter()), Mutex::new(Vec::new()));
         std::thread::scope(|scope| {
             for machine in &self.machines {
@@ -191,7 +192,9 @@ impl Matrix {
                         let heard = client.stop();
                         let mut result = self.world.judge(act, &trial);
                         if result.act.of == "ployzd" && !heard.failures.is_empty() {
-                            result.wrong.push((Wrong::Torn, format!("requests failed: {:?}", heard.failures)));
+                            result
+                                .wrong
+                                .push((Wrong::Torn, format!("requests failed: {:?}", heard.failures)));
                         }
                         results.lock().unwrap().push(result);
                     }
@@ -202,15 +205,19 @@ impl Matrix {
     }
 
     /// Shows both side by side, names everything that is wrong with ours, and fails if anything is.
-    fn conclude(&self, how: &str, ours: &[Result], shell: &[Result]) {
+    fn conclude(&self, how: &str, ours: &[Outcome], shell: &[Outcome]) {
         let took = self.started.elapsed().as_secs_f32();
-        note(&format!("crash matrix: after {took:.0} s\n{}\n{}\n{}", HEAD, row(how, "ployzd install", ours), {
-            row(how, "curl|sha256sum|tar|mv", shell)
-        }));
+        note(&format!(
+            "crash matrix: after {took:.0} s\n{}\n{}\n{}",
+            HEAD,
+            row(how, "ployzd install", ours),
+            { row(how, "curl|sha256sum|tar|mv", shell) }
+        ));
         for result in ours.iter().chain(shell) {
             for (wrong, text) in &result.wrong {
                 let Act { of, call, injection } = &result.act;
-                note(&format!("  {of} {injection} {}: {wrong:?}: {text}", call.shown()));
+                let (call, exit) = (call.shown(), &result.exit);
+                note(&format!("  {of} {injection} {call}, exit {exit}: {wrong:?}: {text}"));
             }
         }
         let missed = ours.iter().filter(|result| result.missed).count();
@@ -224,8 +231,8 @@ impl Matrix {
 const HEAD: &str = "                                         trials   whole    torn   false success   untrue   \
                     rerun needs hands   left after rerun";
 
-fn row(how: &str, what: &str, results: &[Result]) -> String {
-    let hits: Vec<&Result> = results.iter().filter(|result| !result.missed).collect();
+fn row(how: &str, what: &str, results: &[Outcome]) -> String {
+    let hits: Vec<&Outcome> = results.iter().filter(|result| !result.missed).collect();
     let with = |wrong| hits.iter().filter(|result| result.has(wrong)).count();
     let torn = with(Wrong::Torn);
     format!(
@@ -240,7 +247,7 @@ fn row(how: &str, what: &str, results: &[Result]) -> String {
     )
 }
 
-impl Result {
+impl Outcome {
     fn has(&self, wrong: Wrong) -> bool {
         self.wrong.iter().any(|(kind, _)| *kind == wrong)
     }
