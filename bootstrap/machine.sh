@@ -63,18 +63,18 @@ stage() {
 			die "refusing $dir: not a directory that only root writes"
 	done
 	find "$base"/[0-9]*.?????? -prune -type d -mtime +0 -exec rm -rf {} + 2>/dev/null || :
-	trap 'end $?' EXIT
-	trap 'end 129' HUP
-	trap 'end 130' INT
-	trap 'end 141' PIPE
-	trap 'end 143' TERM
+	trap 'quit $?' EXIT
+	trap 'quit 129' HUP
+	trap 'quit 130' INT
+	trap 'quit 141' PIPE
+	trap 'quit 143' TERM
 	dir=$(mktemp -d "$base/$$.XXXXXX") || die "cannot write $base"
 	bin=$dir/ployzd log=$dir/log
 }
 
 # By number, as $dir may not be set yet.
 # shellcheck disable=SC2317
-end() {
+quit() {
 	trap '' HUP INT PIPE TERM
 	set +u
 	{ [ -z "$child" ] || kill $!; wait; } 2>/dev/null || :

@@ -24,8 +24,11 @@ use tokio::sync::Semaphore;
 use crate::host::Host;
 use api::{Machine, Peer};
 
-/// Connections at once; more wait in the socket's backlog.
+/// Connections at once, of root and of all others each; more are told to come again.
 const MOST_CONNECTIONS: usize = 64;
+/// What they are told.
+const FULL: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 /// For a whole request head.
 const HEAD: Duration = Duration::from_secs(10);
 /// For requests that are under way when the daemon is asked to end.
@@ -66,7 +69,8 @@ async fn serve(host: Host, version: &'static str, listener: StdListener) -> Resu
     let listener = UnixListener::from_std(listener)?;
     let machine = Arc::new(Machine::new(host, version));
     let router = api::router(Arc::clone(&machine));
-    let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let root_places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     let graceful = GracefulShutdown::new();
 
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
@@ -74,11 +78,6 @@ async fn serve(host: Host, version: &'static str, listener: StdListener) -> Resu
     let background = tokio::spawn(after_ready(Arc::clone(&machine)));
 
     loop {
-        let permit = tokio::select! {
-            permit = Arc::clone(&connections).acquire_owned() => permit,
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
-        };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = terminate.recv() => break,
@@ -94,6 +93,12 @@ async fn serve(host: Host, version: &'static str, listener: StdListener) -> Resu
             }
         };
         let peer = Peer::of(&stream);
+        // Root has places of its own: nobody in group ployz can keep an installer from being answered.
+        let places = if peer == Peer::Root { &root_places } else { &places };
+        let Ok(permit) = Arc::clone(places).try_acquire_owned() else {
+            let _ = stream.try_write(FULL);
+            continue;
+        };
         let service = TowerToHyperService::new(router.clone().layer(axum::Extension(peer)));
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())

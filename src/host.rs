@@ -151,6 +151,22 @@ impl Host {
         Some(Account { uid: uid.parse().ok()?, gid: gid.parse().ok()? })
     }
 
+    /// The login shell of a user in `/etc/passwd`.
+    pub fn shell(&self, name: &str) -> Option<String> {
+        self.entry("etc/passwd", name)?.nth(5)
+    }
+
+    /// The groups whose member list in `/etc/group` has this user.
+    pub fn groups_of(&self, user: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(self.at("etc/group")).unwrap_or_default();
+        let lists = text.lines().filter_map(|line| {
+            let mut fields = line.split(':');
+            let (name, members) = (fields.next()?, fields.nth(2)?);
+            members.split(',').any(|member| member == user).then(|| name.to_owned())
+        });
+        lists.collect()
+    }
+
     /// The gid of the group named so in `/etc/group`, if there is one.
     pub fn group(&self, name: &str) -> Option<u32> {
         self.entry("etc/group", name)?.nth(1)?.parse().ok()

@@ -55,6 +55,16 @@ impl Unit {
 const PROPERTIES: &str = "Id,LoadState,ActiveState,SubState,UnitFileState,FragmentPath,MainPID,NRestarts,Result,\
     ExecMainCode,ExecMainStatus,ExecMainStartTimestamp,ExecMainStartTimestampMonotonic,ExecStart,NeedDaemonReload,Listen";
 
+/// What systemctl says when PID 1 is away.
+const AWAY: [&str; 4] = [
+    "Transport endpoint is not connected",
+    "Connection reset by peer",
+    "Failed to connect to",
+    "Remote peer disconnected",
+];
+const MOST_TRIES: u32 = 6;
+const AGAIN: Duration = Duration::from_millis(500);
+
 /// systemd as PID 1 of this host, with the deadline of one call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Systemd {
@@ -67,11 +77,26 @@ impl Systemd {
         Self { deadline }
     }
 
+    /// Calls systemctl. While PID 1 re-executes itself nobody answers for a moment: that is waited for, and every call
+    /// here may be repeated.
     fn systemctl<S: AsRef<std::ffi::OsStr>>(
         self,
         arguments: impl IntoIterator<Item = S>,
     ) -> Result<crate::command::Ended, CommandError> {
-        Run::new("systemctl", self.deadline).args(["--no-pager", "--no-ask-password"]).args(arguments).check()
+        let arguments: Vec<S> = arguments.into_iter().collect();
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let run = Run::new("systemctl", self.deadline).args(["--no-pager", "--no-ask-password"]);
+            match run.args(&arguments).check() {
+                Err(CommandError::Status { stderr, .. })
+                    if tries < MOST_TRIES && AWAY.iter().any(|text| stderr.contains(text)) =>
+                {
+                    std::thread::sleep(AGAIN);
+                }
+                result => return result,
+            }
+        }
     }
 
     /// What PID 1 says of these units, in their order.

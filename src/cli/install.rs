@@ -151,10 +151,20 @@ fn run_from_staging(host: &Host, request: &Request) -> io::Result<()> {
         return if again { Err(io::Error::other("the copy runs from the installed path")) } else { Ok(()) };
     }
     let scoped = request.mode != Mode::InstallationOnly && host.systemd_runs() && !staging::in_own_unit();
-    let scope = if scoped { Some(staging::new_scope()?) } else { None };
+    let scope = match scoped.then(staging::try_scope) {
+        None => None,
+        Some(Ok(scope)) => Some(scope),
+        Some(Err(e)) => {
+            let note = format!(
+                "note: this installation ends with your login session, since it can't have its own scope: {e}"
+            );
+            let _ = output::stderr().line(note);
+            None
+        }
+    };
     let program = match from {
         RunsFrom::Installation => staging::copy_of_own(host)?,
-        RunsFrom::Elsewhere if scoped => std::fs::read_link("/proc/self/exe")?,
+        RunsFrom::Elsewhere if scope.is_some() => std::fs::read_link("/proc/self/exe")?,
         RunsFrom::Elsewhere | RunsFrom::OwnCopy(_) => return Ok(()),
     };
     Err(staging::become_program(&program, scope.as_deref(), &[(BECAME, "1")]))

@@ -2,6 +2,7 @@
 //! who may use it.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Extension, Request, State as AppState};
 use axum::http::{StatusCode, header};
@@ -22,6 +23,8 @@ use crate::install::installed::Inventory;
 
 /// The largest request body, in bytes.
 const MOST_BODY: usize = 64 * 1024;
+/// For one request, its body included.
+const REQUEST: Duration = Duration::from_secs(15);
 
 /// Who asks over the socket, as the kernel says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -241,7 +244,19 @@ pub(crate) fn router(machine: Arc<Machine>) -> Router {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method", "this endpoint has other methods")
         })
         .layer(DefaultBodyLimit::max(MOST_BODY))
+        .layer(middleware::from_fn(in_time))
         .with_state(machine)
+}
+
+/// A request whose body does not come, or whose answer does not, ends.
+async fn in_time(request: Request, next: Next) -> Response {
+    match tokio::time::timeout(REQUEST, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => {
+            Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the request was not complete in time")
+                .into_response()
+        }
+    }
 }
 
 async fn permit(rule: Rule, Extension(peer): Extension<Peer>, request: Request, next: Next) -> Response {

@@ -93,6 +93,15 @@ impl Activated {
     }
 }
 
+/// How far the switch of one file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Switched {
+    /// The name leads to the new content; a power loss may still take that back.
+    Renamed,
+    /// It stays so.
+    Durable,
+}
+
 /// An activation that stopped on the way.
 #[derive(Debug, thiserror::Error)]
 #[error("{doing}: {source}")]
@@ -108,7 +117,8 @@ fn stopped<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     move |e| ActivationError { doing, source: e.into() }
 }
 
-/// Makes a staged release current. `switched` is told of every file after it was switched.
+/// Makes a staged release current. `switched` is told of every file twice: as soon as its name leads to the new content,
+/// and when that is durable.
 pub(crate) fn activate(
     host: &Host,
     admission: &Admission,
@@ -116,7 +126,7 @@ pub(crate) fn activate(
     staged: Staged,
     before: &Before,
     docker: super::installed::Docker,
-    switched: &mut dyn FnMut(&Path) -> io::Result<()>,
+    switched: &mut dyn FnMut(&Path, Switched),
 ) -> Result<Activated, ActivationError> {
     let installed = host.installed();
     let mut inventory = before.inventory.clone();
@@ -125,12 +135,11 @@ pub(crate) fn activate(
         settle(next).map_err(stopped(format!("making {next:?} durable")))?;
         if before.keeps_current(host) {
             keep_previous(host, admission).map_err(stopped("keeping the previous binary"))?;
-            inventory.previous =
-                before.current.as_ref().and_then(|(_, sha256)| inventory.describes(sha256).cloned());
         }
         std::fs::rename(next, &installed).map_err(stopped(format!("renaming {next:?} to {installed:?}")))?;
+        switched(&installed, Switched::Renamed);
         sync_parent(&installed).map_err(stopped("making the rename durable"))?;
-        switched(&installed).map_err(stopped("writing the record"))?;
+        switched(&installed, Switched::Durable);
         replaced = true;
     }
     // Which units will have to be restarted is written before the first of them is switched: an installer that is cut
@@ -153,8 +162,14 @@ pub(crate) fn activate(
         inventory.write(host, admission).map_err(stopped("writing installed.json"))?;
     }
     for unit in &differing {
-        units::write(host, unit, admission).map_err(stopped(format!("writing {}", unit.name)))?;
-        switched(&host.unit(&unit.name)).map_err(stopped("writing the record"))?;
+        let path = host.unit(&unit.name);
+        let written = units::write(host, unit, admission);
+        // A write that failed may have failed after the rename.
+        if written.is_ok() || units::differing(host, std::slice::from_ref(*unit)).is_empty() {
+            switched(&path, Switched::Renamed);
+        }
+        written.map_err(stopped(format!("writing {}", unit.name)))?;
+        switched(&path, Switched::Durable);
         replaced = true;
     }
     if replaced {
@@ -188,6 +203,10 @@ pub(crate) fn activate(
             confirmed_at: None,
         });
     }
+    // The retained file decides what is said of it: an installer that was cut off may have left another one.
+    let retained = on_disk(&host.previous()).ok().flatten();
+    let known = &before.inventory;
+    inventory.previous = retained.and_then(|(_, sha256)| known.describes(&sha256).cloned());
     // Units that the release no longer has stay ours until they are removed, after confirmation.
     for unit in &staged.units {
         if !inventory.units.contains(&unit.name) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use jiff::Timestamp;
 
 use super::acquisition::{Verified, copy_itself};
-use super::activation::{self, Activated, Before, Staged};
+use super::activation::{self, Activated, Before, Staged, Switched};
 use super::admission::Admission;
 use super::archive::{ArchiveError, MOST_ARCHIVE};
 use super::attempt::{self, Installation, Outcome, Record, Stage};
@@ -339,10 +339,17 @@ impl<'a> Flow<'a> {
     fn activate(&mut self, staged: Staged) -> Result<Activated, Failure> {
         let (host, systemd, docker) = (self.host, self.systemd, self.docker);
         let (admission, record) = (&self.admission, &mut self.record);
-        let mut switched = |path: &Path| {
-            record.installation = Installation::Replaced;
-            record.switched.push(path.display().to_string());
-            record.write(host, admission)
+        let mut switched = |path: &Path, how: Switched| match how {
+            Switched::Renamed => {
+                record.installation = Installation::Replaced;
+                record.switched.push(path.display().to_string());
+            }
+            // What is switched must be finished, whether or not the record can say so now.
+            Switched::Durable => {
+                if let Err(e) = record.write(host, admission) {
+                    record.warnings.push(format!("the record could not be written: {e}"));
+                }
+            }
         };
         let activated =
             activation::activate(host, admission, systemd, staged, &self.before, docker, &mut switched)

@@ -50,6 +50,43 @@ pub(crate) fn accounts(host: &Host, deadline: Duration, _admission: &Admission) 
     Ok(prepared)
 }
 
+/// Groups whose members are root by another name.
+const ROOT_BY_ANOTHER_NAME: [&str; 9] =
+    ["root", "sudo", "wheel", "admin", "docker", "disk", "shadow", "lxd", "incus"];
+
+/// Accounts of our names that are somebody else's: what runs as them would not be the nobody that it should be.
+pub(super) fn foreign_accounts(host: &Host) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for name in USERS {
+        let Some(account) = host.account(name) else { continue };
+        let mut refuse = |what: String, help: String| problems.push(Problem::new(what, help));
+        if account.uid == 0 {
+            refuse(
+                format!("user {name} is root (uid 0)"),
+                format!("give the account another name: usermod -l NAME {name}"),
+            );
+        }
+        let shell = host.shell(name).unwrap_or_default();
+        if !["nologin", "false"].iter().any(|none| shell.ends_with(none)) {
+            refuse(
+                format!("user {name} exists with login shell {shell:?}: it is a person's"),
+                format!("give it another name, or no shell: usermod -s /usr/sbin/nologin {name}"),
+            );
+        }
+        for group in
+            host.groups_of(name).iter().filter(|group| ROOT_BY_ANOTHER_NAME.contains(&group.as_str()))
+        {
+            if (name, group.as_str()) != ("ployz-deploy", "docker") {
+                refuse(
+                    format!("user {name} is in group {group}"),
+                    format!("take it out: gpasswd -d {name} {group}"),
+                );
+            }
+        }
+    }
+    problems
+}
+
 /// Users and groups that are not there: `user ployz`.
 pub(super) fn missing(host: &Host) -> Vec<String> {
     let users = USERS.iter().filter(|name| host.account(name).is_none()).map(|name| format!("user {name}"));

@@ -6,6 +6,7 @@ use std::time::Duration;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use serde::{Deserialize, Serialize};
 
+use super::installed::Inventory;
 use super::release::Version;
 use super::units::{self, EXECUTABLE, SERVICE, Unit};
 use crate::command::{CommandError, Run};
@@ -74,8 +75,17 @@ pub(crate) fn host_problems(host: &Host, systemd: Option<Systemd>, bytes: u64) -
             problems.extend(boot_problem(host, &dir));
         }
     }
+    let (inventory, _) = Inventory::read(host);
+    let enables = units::shipped().iter().any(|unit| unit.enable && !inventory.units.contains(&unit.name));
+    if enables && is_read_only(&host.admin_units()) {
+        problems.push(Problem::new(
+            format!("{} is read-only, and units have to be enabled there", host.admin_units().display()),
+            "make it writable for the installation: findmnt -T /etc/systemd/system",
+        ));
+    }
     if host.privileged() {
         problems.extend(owner_problems(host));
+        problems.extend(super::host::foreign_accounts(host));
     }
     problems.dedup();
     match std::fs::symlink_metadata(host.installed()) {
@@ -119,6 +129,11 @@ fn filesystem_problems(dir: &Path, bytes: u64) -> Vec<Problem> {
         problems.push(Problem::new(what, format!("make room, then look again: df -h {shown}")));
     }
     problems
+}
+
+fn is_read_only(dir: &Path) -> bool {
+    let existing = dir.ancestors().find(|p| p.exists());
+    existing.and_then(|path| statvfs(path).ok()).is_some_and(|stat| stat.flags().contains(FsFlags::ST_RDONLY))
 }
 
 /// What root is about to trust, others must not be able to change. Groups are the administrator's affair (`staff` on

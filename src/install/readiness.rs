@@ -213,7 +213,14 @@ fn first_ready(
     let mut expected = *expected;
     loop {
         not_terminated(interrupt)?;
-        let seen = look(host, systemd).map_err(unknown)?;
+        let seen = match look(host, systemd) {
+            Ok(seen) => seen,
+            Err(_) if started.elapsed() < deadline => {
+                std::thread::sleep(WATCH);
+                continue;
+            }
+            Err(e) => return Err(unknown(e)),
+        };
         // A start on request counts anew; until its job has run, the old count is still there.
         expected.restarts_before = expected.restarts_before.min(seen.unit.restarts);
         let verdict = judge(&expected, &seen);

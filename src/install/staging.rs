@@ -6,8 +6,10 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use super::admission::Admission;
+use crate::command::Run;
 use crate::durable::{self, create_new, make_dir, random_hex, seal, sha256};
 use crate::host::{Account, Host};
 
@@ -144,9 +146,14 @@ pub(crate) fn become_program(program: &Path, scope: Option<&str>, environment: &
     command.args(std::env::args_os().skip(1)).env("PATH", crate::command::PATH).envs(environment).exec()
 }
 
-/// The name of a scope for one installer: what it is called tells it, once it is in there.
-pub(crate) fn new_scope() -> io::Result<String> {
-    Ok(format!("{SCOPE_PREFIX}{}", random_hex(4)?))
+/// A scope for one installer, tried out: its name, or why there can be none. (An exec of something that then fails
+/// could not be told from a failed installation.)
+pub(crate) fn try_scope() -> Result<String, String> {
+    let name = format!("{SCOPE_PREFIX}{}", random_hex(4).map_err(|e| e.to_string())?);
+    let probe = ["--scope", "--collect", "--quiet", "--description=ployzd install", "--", "true"];
+    let probe =
+        Run::new("systemd-run", Duration::from_secs(10)).args([format!("--unit={name}-probe")]).args(probe);
+    probe.check().map(|_| name).map_err(|e| e.to_string())
 }
 
 /// Whether this process is in such a scope, or in a unit of ours that bounds it already.

@@ -79,8 +79,9 @@ pub fn status(host: &Host) -> Status {
         Ok(process) => Err(format!("not asked: {SERVICE} is {}", process.state)),
         Err(e) => Err(format!("not asked, since it might start a daemon that was stopped: {e}")),
     };
-    let installed = described(&host.installed(), file, &inventory);
-    let previous = described(&host.previous(), on_disk(&host.previous()), &inventory);
+    let installed = described(&host.installed(), file, [&inventory.current].into_iter());
+    let retained = [&inventory.previous, &inventory.current].into_iter();
+    let previous = described(&host.previous(), on_disk(&host.previous()), retained);
     let admission = admission(host, api.as_ref().ok());
     let last = match attempt::latest(host, &admission, in_place.as_deref()) {
         Ok(found) => Ok(found.map(|(entry, state)| match entry {
@@ -109,13 +110,16 @@ pub fn status(host: &Host) -> Status {
 }
 
 /// A file and what the installer wrote of exactly it.
-fn described(
+fn described<'a>(
     path: &Path,
     file: std::io::Result<Option<(Inode, String)>>,
-    inventory: &Inventory,
+    mut written: impl Iterator<Item = &'a Option<Installed>>,
 ) -> Result<Option<OnDisk>, String> {
     let found = file.map_err(|e| format!("reading {path:?}: {e}"))?;
-    Ok(found.map(|(_, sha256)| OnDisk { described: inventory.describes(&sha256).cloned(), sha256 }))
+    Ok(found.map(|(_, sha256)| {
+        let described = written.find_map(|entry| entry.clone().filter(|entry| entry.sha256 == sha256));
+        OnDisk { described, sha256 }
+    }))
 }
 
 fn look_at_process(host: &Host, installed: Option<Inode>) -> Result<Process, String> {
