@@ -58,9 +58,16 @@ impl Host {
         self.privileged
     }
 
-    /// Whether systemd is PID 1 of this host (`sd_booted(3)`).
+    /// Whether systemd is PID 1 of this host (`sd_booted(3)`), and not only of the host around a chroot.
     pub fn systemd_runs(&self) -> bool {
-        self.at("run/systemd/system").is_dir()
+        use std::os::unix::fs::MetadataExt;
+        let same = |a: std::fs::Metadata, b: std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+        let outside = match (std::fs::metadata("/proc/1/root"), std::fs::metadata("/")) {
+            (Ok(first), Ok(own)) => !same(first, own),
+            // Who may not look can't be told; systemctl tells.
+            _ => false,
+        };
+        self.at("run/systemd/system").is_dir() && !outside
     }
 
     /// `/`.

@@ -9,7 +9,7 @@ use super::Exit;
 use super::output::{self, Output, Style, error};
 use super::ployzd::{DockerChoice, Install};
 use crate::host::Host;
-use crate::install::admission::Busy;
+use crate::install::admission::{Busy, Observed};
 use crate::install::attempt::{Installation, Outcome, Record, Stage};
 use crate::install::events::{Event, Refusal, What};
 use crate::install::installed::Docker;
@@ -369,7 +369,11 @@ pub(crate) fn print_refused(reason: &str, problems: &[(String, String)]) {
 }
 
 fn busy_lines(busy: &Busy) -> Vec<(String, String)> {
-    let head = (format!("busy: {}", busy.what()), "wait for it, then look at: ployzd status".to_owned());
+    let help = match busy.observed {
+        Observed::Mutating => "wait for it; if it never ends: systemctl stop ployz.socket ployz.service",
+        _ => "wait for it, then look at: ployzd status",
+    };
+    let head = (format!("busy: {}", busy.what()), help.to_owned());
     let holders = busy.processes.iter().map(|process| {
         let text = format!(
             "admission is held by pid {} (uid {}, {}, {})",

@@ -186,6 +186,7 @@ pub(crate) fn activate(
             if !fresh.is_empty() {
                 let names: Vec<&str> = fresh.iter().map(|unit| unit.name.as_str()).collect();
                 systemd.enable(&names).map_err(stopped("enabling units"))?;
+                units::sync_links(host, &fresh).map_err(stopped("making enabled units durable"))?;
             }
         }
         None => units::enable_offline(host, &fresh, admission).map_err(stopped("enabling units"))?,

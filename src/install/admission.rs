@@ -251,6 +251,7 @@ pub fn observe(host: &Host) -> Observed {
 }
 
 /// Which processes have a lock on the file: found through `/proc/*/fdinfo`, since OFD locks carry no pid.
+/// Locks of every kind count: each of them stands in the way.
 fn processes(lock_file: &std::fs::Metadata) -> Vec<Process> {
     let inode = format!(":{} ", lock_file.ino());
     let mut found = Vec::new();
@@ -259,8 +260,7 @@ fn processes(lock_file: &std::fs::Metadata) -> Vec<Process> {
         let holds =
             std::fs::read_dir(entry.path().join("fdinfo")).into_iter().flatten().flatten().any(|fd| {
                 let text = std::fs::read_to_string(fd.path()).unwrap_or_default();
-                text.lines()
-                    .any(|line| line.starts_with("lock:") && line.contains("OFDLCK") && line.contains(&inode))
+                text.lines().any(|line| line.starts_with("lock:") && line.contains(&inode))
             });
         if holds {
             found.push(process(pid));

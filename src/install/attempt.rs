@@ -154,6 +154,9 @@ pub struct Record {
     pub schema: u32,
     /// 32 hex digits.
     pub id: String,
+    /// Grows with every attempt, whatever the clock does.
+    #[serde(default)]
+    pub sequence: u64,
     /// `install`, `upgrade`, `recover`.
     pub kind: String,
     /// What was asked for.
@@ -265,6 +268,7 @@ impl Record {
         Self {
             schema: SCHEMA,
             id: id.to_owned(),
+            sequence: newest_sequence(host) + 1,
             kind: kind.to_owned(),
             requested,
             target,
@@ -362,6 +366,15 @@ fn parse(text: &[u8]) -> Result<Entry, String> {
     }
 }
 
+/// The highest sequence number of any record here.
+fn newest_sequence(host: &Host) -> u64 {
+    let newest = ids(host).unwrap_or_default().into_iter().next();
+    match newest.map(|id| read(&host.attempts().join(format!("{id}.json")))) {
+        Some(Ok(Entry::Record(record))) => record.sequence,
+        _ => 0,
+    }
+}
+
 /// What the unit of an attempt left as evidence when it ended, if it did.
 pub fn exit_evidence(host: &Host, id: &str) -> Option<String> {
     let text = read_bounded(&host.attempts().join(format!("{id}.exit.json")), 4096).ok()?;
@@ -391,17 +404,15 @@ pub fn ids(host: &Host) -> io::Result<Vec<String>> {
         let Some(id) = name.to_str().and_then(|n| n.strip_suffix(".json")).filter(|id| is_id(id)) else {
             continue;
         };
-        // Acceptance is the order; where a record can't be read, its file's time has to do.
-        let accepted = match read(&entry.path()) {
-            Ok(Entry::Record(record)) => record.accepted_at,
-            _ => entry
-                .metadata()
-                .and_then(|m| m.modified())
-                .ok()
-                .and_then(|t| t.try_into().ok())
-                .unwrap_or_default(),
+        // Where a record can't be read, its file's time has to do.
+        let order = match read(&entry.path()) {
+            Ok(Entry::Record(record)) => (record.sequence, record.accepted_at),
+            _ => {
+                let modified = entry.metadata().and_then(|meta| meta.modified()).ok();
+                (0, modified.and_then(|time| time.try_into().ok()).unwrap_or_default())
+            }
         };
-        found.push((accepted, id.to_owned()));
+        found.push((order, id.to_owned()));
     }
     found.sort_by(|a, b| b.cmp(a));
     Ok(found.into_iter().map(|(_, id)| id).collect())

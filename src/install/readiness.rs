@@ -21,6 +21,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(10);
 /// Between two looks while readiness is watched.
 const WATCH: Duration = Duration::from_millis(500);
+/// For how long a process that was ready may not answer.
+const MISSING: Duration = Duration::from_secs(10);
 
 /// What the Machine API says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -179,19 +181,34 @@ pub(crate) fn confirm(
     let (pid, restarts) = first_ready(host, systemd, expected, deadline, interrupt)?;
     first(pid, Timestamp::now());
     let watched = Instant::now();
+    // One late answer of the same process is not yet instability; it must have answered at the end.
+    let mut missed: Option<(Instant, String)> = None;
     loop {
         let left = window.saturating_sub(watched.elapsed());
-        if left.is_zero() {
-            return Ok(Confirmed { pid });
+        match &missed {
+            None if left.is_zero() => return Ok(Confirmed { pid }),
+            Some((since, why)) if since.elapsed() >= MISSING => {
+                let observed = format!("process {pid} was ready, and for {} s now: {why}", MISSING.as_secs());
+                return Err(NotConfirmed { reason: "unstable", observed });
+            }
+            _ => std::thread::sleep(if left.is_zero() { WATCH } else { left.min(WATCH) }),
         }
-        std::thread::sleep(left.min(WATCH));
         not_terminated(interrupt)?;
-        let seen = look(host, systemd).map_err(unknown)?;
+        let seen = match look(host, systemd) {
+            Ok(seen) => seen,
+            Err(e) => {
+                missed.get_or_insert_with(|| (Instant::now(), unknown(e).observed));
+                continue;
+            }
+        };
         match judge(expected, &seen) {
-            Verdict::Ready { pid: now, restarts: r } if now == pid && r == restarts => {}
+            Verdict::Ready { pid: now, restarts: r } if now == pid && r == restarts => missed = None,
             Verdict::Ready { pid: now, .. } => {
                 let observed = format!("process {pid} was ready and is gone; process {now} runs now");
                 return Err(NotConfirmed { reason: "unstable", observed });
+            }
+            Verdict::NotYet(why) if seen.unit.main_pid == pid && seen.unit.restarts == restarts => {
+                missed.get_or_insert((Instant::now(), why));
             }
             Verdict::NotYet(why) | Verdict::Crashed(why) | Verdict::WrongVersion(why) => {
                 let after = watched.elapsed().as_secs_f32();

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::admission::{self, Observed};
 use super::attempt::{self, Entry, State};
 use super::installed::{Inode, Installed, Inventory, on_disk};
-use super::units::SERVICE;
+use super::units::{SERVICE, SOCKET};
 use crate::durable::writable_by_others;
 use crate::host::Host;
 use crate::systemd::Systemd;
@@ -39,6 +39,8 @@ pub struct Process {
     pub runs_installed: Option<bool>,
     /// Automatic restarts.
     pub restarts: u32,
+    /// Units of ours that would not start at boot.
+    pub not_enabled: Vec<String>,
     /// How the last one ended, when none runs.
     pub result: String,
 }
@@ -126,7 +128,9 @@ fn look_at_process(host: &Host, installed: Option<Inode>) -> Result<Process, Str
     if !host.systemd_runs() {
         return Err("systemd is not PID 1 here".into());
     }
-    let shown = Systemd::new(DEADLINE).show(&[SERVICE]).map_err(|e| e.to_string())?;
+    let shown = Systemd::new(DEADLINE).show(&[SERVICE, SOCKET]).map_err(|e| e.to_string())?;
+    let not_enabled = [SERVICE, SOCKET].iter().zip(&shown).filter(|(_, unit)| unit.file_state == "disabled");
+    let not_enabled = not_enabled.map(|(name, _)| (*name).to_owned()).collect();
     let Some(unit) = shown.into_iter().next() else { return Err("systemd said nothing".into()) };
     let running = Inode::of(&PathBuf::from(format!("/proc/{}/exe", unit.main_pid))).ok();
     let state = if unit.load == "not-found" { "not installed".to_owned() } else { unit.active };
@@ -136,6 +140,7 @@ fn look_at_process(host: &Host, installed: Option<Inode>) -> Result<Process, Str
         since: unit.since,
         runs_installed: running.map(|running| Some(running) == installed),
         restarts: unit.restarts,
+        not_enabled,
         result: unit.result,
     })
 }
@@ -188,6 +193,9 @@ fn judge(status: &mut Status) {
         }
         Ok(_) => {}
         Err(e) => unknown.push(e.clone()),
+    }
+    for name in status.process.iter().flat_map(|process| &process.not_enabled) {
+        findings.push(format!("{name} is disabled: it does not start at boot (systemctl enable {name})"));
     }
     match &status.process {
         Ok(process) if process.state != "active" => findings.push(format!("the daemon is {}", process.state)),

@@ -15,6 +15,8 @@ use crate::systemd::Systemd;
 
 /// The service that runs the daemon.
 pub(crate) const SERVICE: &str = "ployz.service";
+/// The socket that it serves on.
+pub(crate) const SOCKET: &str = "ployz.socket";
 /// The executable that shipped units start.
 pub(crate) const EXECUTABLE: &str = "/usr/local/bin/ployzd";
 /// The account declarations of this release.
@@ -45,7 +47,7 @@ pub fn shipped() -> Vec<Unit> {
         start: true,
     };
     vec![
-        unit("ployz.socket", include_str!("../../hardening/ployz.socket")),
+        unit(SOCKET, include_str!("../../hardening/ployz.socket")),
         unit(SERVICE, include_str!("../../hardening/ployz.service")),
     ]
 }
@@ -196,6 +198,21 @@ pub(crate) fn enable_offline(host: &Host, units: &[&Unit], _admission: &Admissio
         }
     }
     Ok(())
+}
+
+/// Makes the links that `systemctl enable` made durable.
+pub(crate) fn sync_links(host: &Host, units: &[&Unit]) -> std::io::Result<()> {
+    for unit in units {
+        let wanted_by = unit.content.lines().filter_map(|line| line.strip_prefix("WantedBy="));
+        for target in wanted_by.flat_map(str::split_whitespace) {
+            let link = host.admin_units().join(format!("{target}.wants")).join(&unit.name);
+            match sync_parent(&link) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+    }
+    sync_parent(&host.admin_units().join("any"))
 }
 
 /// The names of the units that are sockets, and of those that are services, without templates.
