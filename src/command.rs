@@ -18,6 +18,7 @@ use nix::unistd::Pid;
 
 use crate::host::Account;
 use crate::interrupt::Interrupt;
+use crate::text::printable;
 
 /// Where programs of the host are looked for.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -72,7 +73,7 @@ pub(crate) enum CommandError {
 }
 
 fn said(stderr: &str) -> String {
-    match stderr.trim() {
+    match printable(stderr).as_str() {
         "" => String::new(),
         text => format!("; it said: {text}"),
     }

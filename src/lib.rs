@@ -7,7 +7,7 @@
 //! | `daemon` | the unprivileged Machine daemon and its API |
 //! | `cli` | verbs, flags, screens, exit codes: the only place that prints |
 //! | [`host`] | every path, and who may own what |
-//! | `command`, `systemd`, `http`, `durable`, [`interrupt`] | tools that know nothing of the above |
+//! | `command`, `systemd`, `http`, `durable`, `text`, [`interrupt`] | tools that know nothing of the above |
 //!
 //! Imports point down this table. `unsafe` is forbidden.
 
@@ -21,6 +21,7 @@ mod daemon;
 mod durable;
 mod http;
 mod systemd;
+mod text;
 
 use std::process::ExitCode;
 

@@ -60,6 +60,10 @@ fn show(out: &mut Output<std::io::Stdout>, status: &Status) -> std::io::Result<(
     }
     if !status.unknown.is_empty() && !nix::unistd::Uid::effective().is_root() {
         out.help("root sees more: sudo /usr/local/bin/ployzd status")?;
+    } else if text("phase") == Some("damaged") {
+        out.help(
+            "restore the identity from a copy, or give this Machine a new one: sudo ployzd machine reset",
+        )?;
     } else if !status.findings.is_empty() {
         out.help("to repair what is installed: sudo /usr/local/bin/ployzd install")?;
         out.help("to see why: journalctl -u ployz.service -n 20")?;
@@ -86,12 +90,18 @@ fn running(status: &Status) -> String {
     let since = api.get("started_at").and_then(Value::as_str).and_then(|t| t.parse().ok());
     let since = since.map_or_else(|| process.since.clone(), clock);
     let ready = if api.get("ready").and_then(Value::as_bool) == Some(true) { "ready" } else { "NOT READY" };
-    let digest = match (api.get("executable_sha256").and_then(Value::as_str), &status.installed) {
-        (Some(digest), Ok(Some(on_disk))) if digest == on_disk.sha256 => "digest as installed",
-        (Some(_), Ok(Some(_))) => "NOT the installed file",
-        _ => "digest unknown",
+    // What the kernel shows counts before what the daemon says of itself.
+    let says = api.get("executable_sha256").and_then(Value::as_str);
+    let file = match (process.runs_installed, says, &status.installed) {
+        (Some(true), ..) => "runs the installed file",
+        (Some(false), ..) => "NOT the installed file",
+        (None, Some(digest), Ok(Some(on_disk))) if digest == on_disk.sha256 => {
+            "says it runs the installed file"
+        }
+        (None, Some(_), Ok(Some(_))) => "NOT the installed file",
+        (None, ..) => "which file is unknown",
     };
-    format!("{version}  pid {pid}  since {since}  {ready}  {digest}")
+    format!("{version}  pid {pid}  since {since}  {ready}  {file}")
 }
 
 /// A binary: its version, digest, and since when it is known to be good.

@@ -246,7 +246,7 @@ async fn carry_out(order: &Order) -> Result<(), FetchError> {
             Ok(Tried::Again { problem, after }) => (problem, after),
             Err(_) => (format!("it was not complete ({} bytes came)", progress.written), Some(left)),
         };
-        let pause = after.unwrap_or_else(|| Duration::from_millis(250 << tries.min(5)));
+        let pause = after.unwrap_or_else(|| Duration::from_millis(250 << tries.min(5))).min(deadline);
         if tries >= MOST_TRIES || started.elapsed() + pause >= deadline {
             let seconds = started.elapsed().as_secs();
             return Err(FetchError::Unreachable { url: order.url.clone(), problem, tries, seconds });

@@ -89,10 +89,12 @@ impl<'a> Flow<'a> {
     ) -> Result<Self, Refusal> {
         let systemd =
             (request.mode != Mode::InstallationOnly).then(|| Systemd::new(settings.deadlines.systemctl));
-        let (inventory, damage) = Inventory::read(host);
+        let (mut inventory, damage) = Inventory::read(host);
         let mut record =
             Record::new(host, admission.attempt(), "install", release.requested, Some(release.version));
-        record.warnings.extend(damage);
+        if let Some(damage) = damage {
+            record.warnings.push(inventory.start_again(host, &damage));
+        }
         let current = on_disk(&host.installed()).unwrap_or_else(|e| {
             record.warnings.push(format!("reading {:?}: {e}", host.installed()));
             None
@@ -105,6 +107,11 @@ impl<'a> Flow<'a> {
                 && seen.executable == current.as_ref().map(|(inode, _)| *inode)
                 && seen.answer.as_ref().is_ok_and(|answer| answer.ready && answer.pid == seen.unit.main_pid)
         });
+        let problems =
+            answer.as_ref().and_then(|seen| seen.answer.as_ref().ok()).map(|answer| &answer.problems);
+        for problem in problems.into_iter().flatten() {
+            record.warnings.push(format!("the daemon was not ready before: {problem}"));
+        }
         let running = answer.and_then(|seen| seen.answer.ok()).map(|answer| answer.version);
         let docker = request.docker.unwrap_or(inventory.docker);
         let installed = host.installed();

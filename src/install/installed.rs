@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::admission::Admission;
 use super::release::Version;
-use crate::durable::{make_dir, read_bounded, sha256_file, write_whole};
+use crate::durable::{make_dir, move_aside, read_bounded, sha256_file, write_whole};
 use crate::host::{Account, Host};
 
 const SCHEMA: u32 = 1;
@@ -91,6 +91,18 @@ impl Inventory {
         match serde_json::from_slice(&text) {
             Ok(inventory) => (inventory, None),
             Err(e) => (Self::default(), Some(format!("{path:?} is damaged: {e}"))),
+        }
+    }
+
+    /// After damage: moves the file aside and takes the units that are on disk as ours, so that none is new to this
+    /// Machine and what an operator disabled stays so. Returns what is worth telling.
+    pub(crate) fn start_again(&mut self, host: &Host, damage: &str) -> String {
+        let names = std::fs::read_dir(host.units()).into_iter().flatten().flatten();
+        let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+        self.units = names.filter(|name| name.starts_with("ployz")).collect();
+        match move_aside(&host.installed_json()) {
+            Ok(aside) => format!("{damage}; it was moved aside to {}", aside.display()),
+            Err(e) => format!("{damage}; it could not be moved aside: {e}"),
         }
     }
 

@@ -12,6 +12,7 @@ use super::units::SERVICE;
 use crate::host::Host;
 use crate::interrupt::Interrupt;
 use crate::systemd::{Systemd, Unit};
+use crate::text::printable_value;
 
 /// Automatic restarts after which a service that was never ready counts as crashed.
 const MOST_CRASHES: u32 = 3;
@@ -92,11 +93,14 @@ pub(crate) fn look(host: &Host, systemd: Systemd) -> Result<Seen, String> {
 /// Asks the Machine API who it is.
 pub(crate) fn ask(api: &Path) -> Result<Answer, String> {
     let asked = crate::http::ask_blocking(api, hyper::Method::GET, "/v1/machine", None, ANSWER);
-    match asked.map_err(|e| e.to_string())? {
-        (200, body) => serde_json::from_slice(&body)
-            .map_err(|e| format!("the Machine API's answer is not understood: {e}")),
-        (status, _) => Err(format!("the Machine API answered {status}")),
+    let (status, body) = asked.map_err(|e| e.to_string())?;
+    if status != 200 {
+        return Err(format!("the Machine API answered {status}"));
     }
+    let not_understood = |e| format!("the Machine API's answer is not understood: {e}");
+    let mut answer: serde_json::Value = serde_json::from_slice(&body).map_err(not_understood)?;
+    printable_value(&mut answer);
+    serde_json::from_value(answer).map_err(not_understood)
 }
 
 /// Judges one look.

@@ -14,6 +14,7 @@ use super::units::{SERVICE, SOCKET};
 use crate::durable::writable_by_others;
 use crate::host::Host;
 use crate::systemd::Systemd;
+use crate::text::printable_value;
 
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -158,9 +159,13 @@ fn admission(host: &Host, api: Option<&Value>) -> Observed {
 fn ask(host: &Host) -> Result<Value, String> {
     let asked = crate::http::ask_blocking(&host.api(), hyper::Method::GET, "/v1/machine", None, DEADLINE);
     match asked {
-        Ok((200, body)) => {
-            serde_json::from_slice(&body).map_err(|e| format!("the answer is not understood: {e}"))
-        }
+        Ok((200, body)) => match serde_json::from_slice(&body) {
+            Ok(mut answer) => {
+                printable_value(&mut answer);
+                Ok(answer)
+            }
+            Err(e) => Err(format!("the answer is not understood: {e}")),
+        },
         Ok((status, _)) => Err(format!("the Machine API answered {status}")),
         Err(e) => Err(e.to_string()),
     }
