@@ -63,23 +63,23 @@ stage() {
 			die "refusing $dir: not a directory that only root writes"
 	done
 	find "$base"/[0-9]*.?????? -prune -type d -mtime +0 -exec rm -rf {} + 2>/dev/null || :
-	trap 'quit $?' EXIT
-	trap 'quit 129' HUP
-	trap 'quit 130' INT
-	trap 'quit 141' PIPE
-	trap 'quit 143' TERM
+	trap 'clean $?' EXIT
+	trap 'exit 129' HUP
+	trap 'exit 130' INT
+	trap 'exit 141' PIPE
+	trap 'exit 143' TERM
 	dir=$(mktemp -d "$base/$$.XXXXXX") || die "cannot write $base"
 	bin=$dir/ployzd log=$dir/log
 }
 
 # By number, as $dir may not be set yet.
 # shellcheck disable=SC2317
-quit() {
+clean() {
 	trap '' HUP INT PIPE TERM
-	set +u
+	set +eu
 	{ [ -z "$child" ] || kill $!; wait; } 2>/dev/null || :
 	rm -rf "$base/$$".??????
-	exit "$1"
+	return "$1"
 }
 
 # URL, bytes, seconds. In the background: a signal ends it at once.

@@ -115,6 +115,7 @@ async fn serve(host: Host, version: &'static str, listener: StdListener) -> Resu
 
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     background.abort();
+    machine.end();
     drop(listener);
     if tokio::time::timeout(DRAIN, graceful.shutdown()).await.is_err() {
         tracing::warn!("requests were still under way after {} s", DRAIN.as_secs());

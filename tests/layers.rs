@@ -13,12 +13,13 @@ mod source;
 use source::Source;
 
 /// Tools that know nothing of what is above them, and the tools that each may use.
-const TOOLS: [(&str, &[&str]); 6] = [
+const TOOLS: [(&str, &[&str]); 7] = [
     ("host", &[]),
     ("interrupt", &[]),
     ("http", &[]),
+    ("text", &[]),
     ("durable", &["host"]),
-    ("command", &["host", "interrupt"]),
+    ("command", &["host", "interrupt", "text"]),
     ("systemd", &["command"]),
 ];
 
@@ -193,6 +194,23 @@ fn only_one_file_knows_where_things_are() {
     }
     let listed: BTreeSet<_> = PATHS.iter().map(|(file, path, _)| (*file, *path)).collect();
     assert_eq!(used, listed, "what is listed is needed");
+}
+
+#[test]
+fn no_script_but_the_bootstrap_is_carried() {
+    for source in sources() {
+        for literal in &source.literals {
+            let script = literal.starts_with("#!")
+                || literal.contains("set -e")
+                || literal == "sh"
+                || literal == "bash";
+            assert!(!script && !literal.ends_with("/sh"), "{}: {literal:?}", source.file);
+        }
+    }
+    let bootstrap: Vec<_> =
+        fs::read_dir("bootstrap").unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let scripts = bootstrap.iter().filter(|name| name.to_string_lossy().ends_with(".sh"));
+    assert_eq!(scripts.collect::<Vec<_>>(), ["machine.sh"]);
 }
 
 #[test]

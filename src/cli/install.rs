@@ -305,7 +305,14 @@ fn conclude(host: &Host, record: &Record) {
                 let _ = err.help(text);
             }
         }
-        Some(Outcome::Interrupted { .. }) | None => {
+        Some(Outcome::Interrupted { stage, evidence }) => {
+            error(format!("interrupted at {stage}: {evidence}"), None);
+            let mut err = output::stderr();
+            let _ = err.line(state_now(record));
+            let _ =
+                err.help("see what is so now, then go on: ployzd status; sudo /usr/local/bin/ployzd install");
+        }
+        None => {
             error("how it ended is not known", Some("look at: ployzd status"));
         }
     }

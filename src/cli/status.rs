@@ -9,7 +9,7 @@ use super::output::{self, Output, Style};
 use crate::host::Host;
 use crate::install::admission::Observed;
 use crate::install::attempt::State;
-use crate::install::status::{self, OnDisk, Status};
+use crate::install::status::{self, Last, OnDisk, Status};
 
 /// Shows the Machine. 0: running as installed; 4: something differs; 6: something could not be seen.
 pub(crate) fn run(host: &Host, json: bool) -> Exit {
@@ -64,6 +64,9 @@ fn show(out: &mut Output<std::io::Stdout>, status: &Status) -> std::io::Result<(
         out.help(
             "restore the identity from a copy, or give this Machine a new one: sudo ployzd machine reset",
         )?;
+    } else if !status.findings.is_empty() && status.api.is_err() && matches!(status.previous, Ok(Some(_))) {
+        out.help("to put the previous release back: sudo /usr/local/bin/ployzd.previous install")?;
+        out.help("to see why: journalctl -u ployz.service -n 20")?;
     } else if !status.findings.is_empty() {
         out.help("to repair what is installed: sudo /usr/local/bin/ployzd install")?;
         out.help("to see why: journalctl -u ployz.service -n 20")?;
@@ -121,7 +124,7 @@ fn binary(file: &Result<Option<OnDisk>, String>) -> String {
 }
 
 fn last(status: &Status) -> String {
-    let (record, state) = match &status.last {
+    let Last { record, state } = match &status.last {
         Ok(Some(found)) => found,
         Ok(None) => return "no attempt is recorded".into(),
         Err(e) => return format!("unknown: {e}"),

@@ -15,6 +15,7 @@ use nix::unistd::{AccessFlags, Uid, access};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
+use tokio::sync::watch;
 
 use super::identity::{self, State};
 use crate::host::Host;
@@ -23,8 +24,8 @@ use crate::install::installed::Inventory;
 
 /// The largest request body, in bytes.
 const MOST_BODY: usize = 64 * 1024;
-/// For one request, its body included.
-const REQUEST: Duration = Duration::from_secs(15);
+/// For a whole request body.
+const BODY: Duration = Duration::from_secs(2);
 
 /// Who asks over the socket, as the kernel says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +77,8 @@ pub(crate) struct Machine {
     identity: Mutex<State>,
     /// What is being changed, and since when.
     mutation: Mutex<Option<(String, Timestamp)>>,
+    /// Whether the daemon is asked to end.
+    ending: watch::Sender<bool>,
 }
 
 impl Machine {
@@ -83,7 +86,20 @@ impl Machine {
         identity::sweep(&host);
         let identity = Mutex::new(identity::read(&host));
         let started_at = Timestamp::now();
-        Self { host, version, started_at, digest: OnceLock::new(), identity, mutation: Mutex::new(None) }
+        Self {
+            host,
+            version,
+            started_at,
+            digest: OnceLock::new(),
+            identity,
+            mutation: Mutex::new(None),
+            ending: watch::Sender::new(false),
+        }
+    }
+
+    /// Says to every request that is not complete that the daemon ends.
+    pub(crate) fn end(&self) {
+        self.ending.send_replace(true);
     }
 
     pub(crate) fn set_digest(&self, digest: String) {
@@ -244,14 +260,24 @@ pub(crate) fn router(machine: Arc<Machine>) -> Router {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method", "this endpoint has other methods")
         })
         .layer(DefaultBodyLimit::max(MOST_BODY))
-        .layer(middleware::from_fn(in_time))
+        .layer(middleware::from_fn_with_state(Arc::clone(&machine), whole_request))
         .with_state(machine)
 }
 
-/// A request whose body does not come, or whose answer does not, ends.
-async fn in_time(request: Request, next: Next) -> Response {
-    match tokio::time::timeout(REQUEST, next.run(request)).await {
-        Ok(response) => response,
+/// Reads a request's body whole before anything else is done with it: bounded in size and time, and given up at once
+/// when the daemon is asked to end, so that one half-sent request delays nobody.
+async fn whole_request(AppState(machine): AppState<Arc<Machine>>, request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    let mut ending = machine.ending.subscribe();
+    let read = tokio::select! {
+        read = tokio::time::timeout(BODY, axum::body::to_bytes(body, MOST_BODY)) => read,
+        _ = ending.wait_for(|ending| *ending) => {
+            return Problem::new(StatusCode::SERVICE_UNAVAILABLE, "ending", "the daemon is ending").into_response();
+        }
+    };
+    match read {
+        Ok(Ok(body)) => next.run(Request::from_parts(head, body.into())).await,
+        Ok(Err(e)) => Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", e.to_string()).into_response(),
         Err(_) => {
             Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the request was not complete in time")
                 .into_response()

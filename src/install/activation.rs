@@ -257,7 +257,11 @@ fn keep_previous(host: &Host, admission: &Admission) -> io::Result<()> {
     }
     let temporary = host.bin().join(format!(".ployzd.previous.{}", admission.attempt()));
     let _ = std::fs::remove_file(&temporary);
-    std::fs::hard_link(&current, &temporary)?;
+    if std::fs::hard_link(&current, &temporary).is_err() {
+        // A filesystem without links, or an immutable file.
+        std::fs::copy(&current, &temporary)?;
+        settle(&temporary)?;
+    }
     let renamed = std::fs::rename(&temporary, &previous);
     if renamed.is_err() {
         let _ = std::fs::remove_file(&temporary);

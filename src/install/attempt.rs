@@ -339,7 +339,12 @@ fn short(id: &str) -> &str {
 pub(crate) fn own_unit() -> Option<String> {
     let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
-    path.rsplit('/').find(|part| part.starts_with("ployz-") && part.contains('.')).map(str::to_owned)
+    let ours = |part: &&str| {
+        let scope = part.strip_prefix("ployz-install-").and_then(|rest| rest.strip_suffix(".scope"));
+        scope.is_some_and(|id| id.len() == 8 && id.bytes().all(|b| b.is_ascii_hexdigit()))
+            || part.starts_with("ployz-upgrade@")
+    };
+    path.rsplit('/').find(ours).map(str::to_owned)
 }
 
 /// Reads one record. An unknown field or stage stops nothing, nor does a newer schema.

@@ -334,6 +334,9 @@ impl<'a> Flow<'a> {
                 self.warn(format!("systemd finds fault with a drop-in: {warning}"));
             }
         }
+        if let Some(systemd) = self.systemd {
+            none_of("host", preflight::unit_problems(self.host, systemd, &units))?;
+        }
         if self.request.mode != Mode::InstallationOnly {
             none_of("accounts", prepare::missing_for_units(self.host, &units))?;
         }
@@ -397,6 +400,7 @@ impl<'a> Flow<'a> {
             version: activated.version,
             executable: activated.executable,
             restarts_before: restarted.restarts_before,
+            replaced_pid: restarted.replaced_pid,
         };
         // What was confirmed before and runs on has shown its stability for as long as it runs.
         let described = self.before.inventory.describes(&activated.sha256);
@@ -534,14 +538,11 @@ impl<'a> Flow<'a> {
     /// What to type when the installation was replaced and is not known to work.
     fn repair_help(&self) -> Vec<String> {
         let mut help = Vec::new();
-        if let Some(previous) =
-            &self.before.inventory.current.as_ref().filter(|_| self.host.previous().exists())
-        {
-            help.push(format!(
-                "{} is kept as {}; install a release that works with: sudo /usr/local/bin/ployzd install --version X",
-                previous.version,
-                self.host.previous().display()
-            ));
+        // The retained file itself says what it is.
+        if let Ok(Some((_, sha256))) = on_disk(&self.host.previous()) {
+            let described = self.before.inventory.describes(&sha256);
+            let what = described.map_or_else(|| "the retained binary".to_owned(), |d| d.version.to_string());
+            help.push(format!("put {what} back with: sudo /usr/local/bin/ployzd.previous install"));
         }
         help.push(format!("the whole story: {}", self.record.diagnostics));
         help

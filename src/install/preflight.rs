@@ -95,8 +95,9 @@ pub(crate) fn host_problems(host: &Host, systemd: Option<Systemd>, bytes: u64) -
         )),
         _ => {}
     }
-    if let Some(systemd) = systemd {
-        problems.extend(unit_problems(host, systemd, &units::shipped()));
+    match systemd {
+        Some(systemd) => problems.extend(unit_problems(host, systemd, &units::shipped())),
+        None => problems.extend(units::shipped().iter().filter_map(|unit| masked(host, &unit.name))),
     }
     problems
 }
@@ -173,8 +174,15 @@ fn boot_problem(host: &Host, dir: &Path) -> Option<Problem> {
     })
 }
 
+/// A mask that a system that is not running has for a unit of ours: it would not start with its next boot.
+fn masked(host: &Host, name: &str) -> Option<Problem> {
+    let mask = host.admin_units().join(name);
+    let masked = std::fs::read_link(&mask).is_ok_and(|to| to == Path::new("/dev/null"));
+    masked.then(|| Problem::new(format!("{name} is masked"), format!("unmask it: rm {}", mask.display())))
+}
+
 /// What stands between a unit file of ours and what systemd does with it.
-fn unit_problems(host: &Host, systemd: Systemd, units: &[Unit]) -> Vec<Problem> {
+pub(super) fn unit_problems(host: &Host, systemd: Systemd, units: &[Unit]) -> Vec<Problem> {
     let names: Vec<&str> =
         units.iter().map(|unit| unit.name.as_str()).filter(|name| !name.contains('@')).collect();
     let shown = match systemd.show(&names) {

@@ -59,6 +59,8 @@ pub(crate) struct Expected {
     pub(crate) executable: Inode,
     /// Automatic restarts of the service before, so that only new ones count.
     pub(crate) restarts_before: u32,
+    /// The process whose end was asked for: it answers until its job has run, and that means nothing.
+    pub(crate) replaced_pid: Option<u32>,
 }
 
 /// What that comes to.
@@ -125,6 +127,9 @@ pub(crate) fn judge(expected: &Expected, seen: &Seen) -> Verdict {
         let text =
             if crashes > 0 { format!("{SERVICE} {ended}, and is {}", unit.active) } else { state(unit) };
         return Verdict::NotYet(text);
+    }
+    if expected.replaced_pid == Some(unit.main_pid) {
+        return Verdict::NotYet(format!("process {} has not been restarted yet", unit.main_pid));
     }
     if seen.executable != Some(expected.executable) {
         return Verdict::NotYet(format!("process {} does not run the installed executable", unit.main_pid));
@@ -284,7 +289,12 @@ mod tests {
     fn the_verdict_is_a_table() {
         let own = Inode::of(Path::new("/proc/self/exe")).unwrap();
         let other = Inode::of(Path::new("/proc/self/status")).unwrap();
-        let expected = Expected { version: "1.5.0".parse().unwrap(), executable: own, restarts_before: 4 };
+        let expected = Expected {
+            version: "1.5.0".parse().unwrap(),
+            executable: own,
+            restarts_before: 4,
+            replaced_pid: Some(6),
+        };
         let unit = |active: &str, restarts| Unit {
             active: active.into(),
             main_pid: 7,
@@ -309,6 +319,10 @@ mod tests {
         for (seen, expected) in [
             (seen(unit("active", 4), Some(own), good.clone()), "ready"),
             (seen(unit("active", 6), Some(own), good.clone()), "ready"),
+            (
+                seen(Unit { main_pid: 6, ..unit("active", 4) }, Some(own), good.clone()),
+                "not yet: process 6 has not been",
+            ),
             (seen(unit("active", 4), Some(other), good.clone()), "not yet: process 7 does not run"),
             (seen(unit("active", 4), None, good.clone()), "not yet: process 7 does not run"),
             (seen(unit("active", 4), Some(own), silent()), "not yet: refused"),

@@ -25,6 +25,8 @@ pub(crate) struct Restarted {
     pub(crate) refused: bool,
     /// Automatic restarts that the daemon's service had before.
     pub(crate) restarts_before: u32,
+    /// The daemon's main process, if its restart was asked for.
+    pub(crate) replaced_pid: Option<u32>,
     /// For how long the daemon's main process had run, when it was looked at.
     pub(crate) age: Duration,
 }
@@ -75,6 +77,9 @@ pub(crate) fn restart(
                 systemd.reset_failed(&[service])?;
             }
             systemd.queue_restart(service)?;
+            if *service == super::units::SERVICE && state.main_pid != 0 {
+                restarted.replaced_pid = Some(state.main_pid);
+            }
             restarted.services.push((*service).to_owned());
         }
     }

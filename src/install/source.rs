@@ -167,7 +167,7 @@ impl Settings {
     }
 }
 
-/// An `https:` URL without user, query or fragment, and without a slash at its end.
+/// An `https:` URL without user (but for a proxy), query or fragment, and without a slash at its end.
 fn base(field: &str, text: &str, http: bool) -> Result<String, String> {
     let url = reqwest::Url::parse(text).map_err(|e| format!("{field}: {text:?} is not a URL: {e}"))?;
     match url.scheme() {
@@ -175,6 +175,9 @@ fn base(field: &str, text: &str, http: bool) -> Result<String, String> {
         "http" if http => {}
         "http" => return Err(format!("{field}: {text:?} is not https (allow_http permits it)")),
         _ => return Err(format!("{field}: {text:?} is not an https URL")),
+    }
+    if field != "proxy" && (!url.username().is_empty() || url.password().is_some()) {
+        return Err(format!("{field}: a URL with a user or password would be shown in records and logs"));
     }
     if url.query().is_some() || url.fragment().is_some() || url.host_str().is_none() {
         return Err(format!("{field}: {text:?} must be a plain URL, without query or fragment"));

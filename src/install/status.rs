@@ -46,6 +46,27 @@ pub struct Process {
     pub result: String,
 }
 
+/// The newest attempt.
+#[derive(Debug, Clone, Serialize)]
+pub struct Last {
+    /// Its record, as it is; what it did to the installation as the disk shows it.
+    pub record: Value,
+    /// Its derived state.
+    #[serde(flatten)]
+    pub state: State,
+}
+
+/// What was seen as itself; what was not as `{"unknown": "why"}`.
+fn seen<T: Serialize, S: serde::Serializer>(
+    seen: &Result<T, String>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match seen {
+        Ok(value) => value.serialize(serializer),
+        Err(why) => serde_json::json!({"unknown": why}).serialize(serializer),
+    }
+}
+
 /// A Machine as it was seen at one moment. What could not be seen is an error text, never a guess.
 #[derive(Debug, Serialize)]
 pub struct Status {
@@ -54,17 +75,22 @@ pub struct Status {
     /// The host's name.
     pub host: String,
     /// The file in place.
+    #[serde(serialize_with = "seen")]
     pub installed: Result<Option<OnDisk>, String>,
     /// The daemon's process.
+    #[serde(serialize_with = "seen")]
     pub process: Result<Process, String>,
     /// What the Machine API answered.
+    #[serde(serialize_with = "seen")]
     pub api: Result<Value, String>,
     /// The retained binary.
+    #[serde(serialize_with = "seen")]
     pub previous: Result<Option<OnDisk>, String>,
     /// Who may change the Machine now.
     pub admission: Observed,
     /// The newest attempt and its derived state.
-    pub last: Result<Option<(Value, State)>, String>,
+    #[serde(serialize_with = "seen")]
+    pub last: Result<Option<Last>, String>,
     /// Where these differ, or what is wrong with them.
     pub findings: Vec<String>,
     /// What this user could not see.
@@ -87,9 +113,12 @@ pub fn status(host: &Host) -> Status {
     let previous = described(&host.previous(), on_disk(&host.previous()), retained);
     let admission = admission(host, api.as_ref().ok());
     let last = match attempt::latest(host, &admission, in_place.as_deref()) {
-        Ok(found) => Ok(found.map(|(entry, state)| match entry {
-            Entry::Record(record) => (serde_json::to_value(record).unwrap_or_default(), state),
-            Entry::Newer(value) => (Value::Object(value), state),
+        Ok(found) => Ok(found.map(|(entry, state)| {
+            let record = match entry {
+                Entry::Record(record) => serde_json::to_value(record).unwrap_or_default(),
+                Entry::Newer(value) => Value::Object(value),
+            };
+            Last { record, state }
         })),
         Err(e) => Err(e.to_string()),
     };
@@ -232,7 +261,7 @@ fn judge(status: &mut Status) {
         _ => {}
     }
     match &status.last {
-        Ok(Some((record, state))) => {
+        Ok(Some(Last { record, state })) => {
             let stage = record.get("stage").and_then(Value::as_str).unwrap_or("an unknown stage");
             match state {
                 State::Interrupted { evidence } => {

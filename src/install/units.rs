@@ -63,7 +63,13 @@ pub(crate) fn ask(
     let run = Run::new(host.program(), deadline).args(target).account(host.untrusted()).contained();
     let ended = match run.most_output(MOST_UNITS * MOST_UNIT).interrupt(interrupt).run() {
         Ok(ended) if ended.status.success() => ended,
-        Ok(_) => return Ok(None),
+        // What it says to a verb that it does not know.
+        Ok(ended) if ended.status.code() == Some(2) => return Ok(None),
+        Ok(ended) => {
+            let how = crate::command::how(&ended.status);
+            let said = crate::text::printable(&ended.stderr);
+            return Err(format!("the new binary was asked for its units and {how}: {said}"));
+        }
         Err(e) => return Err(format!("asking the new binary for its units: {e}")),
     };
     read(&ended.stdout).map(Some)

@@ -140,7 +140,7 @@ impl Matrix {
                          last=$(ls -t | head -n 1)
                          for n in $(seq 10 39); do
                              id=0000$n$(echo $last | cut -c7-32)
-                             jq --arg id $id --arg at 2026-01-01T00:00:${n}Z '.id = $id | .accepted_at = $at' $last >$id.json
+                             jq --arg id $id --arg at 2026-01-01T00:00:${n}Z '.id = $id | .sequence = 0 | .accepted_at = $at' $last >$id.json
                          done
                          systemctl daemon-reload
                          systemctl restart ployz.service",

@@ -11,12 +11,13 @@
 )]
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::sync::Mutex;
 use std::time::Instant;
 
 use scenarios::vm::Vm;
-use scenarios::{Release, note, release};
-use serde_json::Value;
+use scenarios::{Release, Run, note, release};
+use serde_json::{Value, json};
 
 /// What the power is cut at, as `CUT_AT` sees it from inside.
 const MOMENTS: [&str; 5] = ["acquiring", "extracting", "renamed", "restarting", "confirming"];
@@ -65,14 +66,19 @@ struct Seen(BTreeMap<String, Vec<String>>);
 struct Row {
     moment: &'static str,
     stage: String,
-    installation: String,
+    said: String,
     in_place: &'static str,
     units: String,
     evidence: String,
     control: String,
     control_lost: bool,
-    rerun: String,
+    seconds: String,
+    faults: Faults,
 }
+
+/// What was not as it should be: collected, so that one run shows all five cuts.
+#[derive(Debug, Default)]
+struct Faults(Vec<String>);
 
 /// What is the same in all trials.
 struct Trial<'a> {
@@ -108,10 +114,12 @@ fn five_power_cuts_leave_a_whole_executable_and_an_honest_record() {
     });
     let mut rows = rows.into_inner().unwrap();
     rows.sort_by_key(|row| MOMENTS.iter().position(|moment| *moment == row.moment));
-    note(&table(&rows));
-    note(&format!("power loss: five cuts after {:.0} s", started.elapsed().as_secs_f32()));
+    note(&format!("power loss: five cuts, {:.0} s{}", started.elapsed().as_secs_f32(), table(&rows)));
     assert_eq!(rows.len(), MOMENTS.len());
     assert!(rows.iter().any(|row| row.control_lost), "the control lost nothing, so these cuts show nothing");
+    for row in &rows {
+        assert!(row.faults.0.is_empty(), "cut at {}:\n  {}", row.moment, row.faults.0.join("\n  "));
+    }
 }
 
 /// The old release confirmed and initialized, with units that the new one will replace; everything that a trial needs,
@@ -142,28 +150,47 @@ impl Trial<'_> {
     fn carry_out(&self, vm: &Vm, moment: &'static str) -> Row {
         vm.restore("prepared");
         self.cut_at(vm, moment);
+        let cut = Instant::now();
         vm.boot();
         let seen = Seen::of(vm);
-        let record = self.is_whole(moment, &seen);
-        self.is_told(moment, &seen, &record);
-        let row = self.row(moment, &seen, &record);
-        let rerun = self.rerun(vm, moment, &record);
-        let units = seen.units().iter().zip(self.before.units()).filter(|(now, then)| now != then).count();
-        for (unit, after) in seen.units().iter().zip(rerun.0.units()) {
-            let whole = unit == after || self.before.units().contains(unit);
-            assert!(whole, "{moment}: {unit} is neither the old nor the new one: {seen:?}");
+        let booted = cut.elapsed().as_secs();
+        let mut faults = Faults::default();
+        let record = self.is_whole(&seen, &mut faults);
+        self.is_told(&seen, &record, &mut faults);
+        let run = vm.run(&format!("ployzd install {} --json", self.from));
+        let after = Seen::of(vm);
+        self.is_repaired(&run, &seen, &after, &record, &mut faults);
+        if !faults.0.is_empty() {
+            faults.0.push(format!("after the cut it says: {}", seen.one("told").replace('|', "\n    ")));
+            faults.0.push(format!("again: {}", run.shown()));
+            faults.0.push(format!("after that it says: {}", after.one("told").replace('|', "\n    ")));
         }
-        Row { units: format!("{units} of {}", seen.units().len()), rerun: rerun.1, ..row }
+        let replaced = seen.units().iter().filter(|unit| !self.before.units().contains(unit)).count();
+        let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
+        let (control, control_lost) = self.control(&seen);
+        Row {
+            moment,
+            stage: text(&record["stage"]),
+            said: text(&parse(&seen.one("status"))["last"]["record"]["installation"]),
+            in_place: if seen.one("installed") == self.new.sha256 { "1.5.0" } else { "1.4.0" },
+            units: format!("{replaced} of {}", seen.units().len()),
+            evidence: text(&parse(&seen.one("status"))["last"]["evidence"]),
+            control,
+            control_lost,
+            seconds: format!("{booted} s, {:.0} s", run.took.as_secs_f32()),
+            faults,
+        }
     }
 
     /// The control, then the installation, which the cut ends.
     fn cut_at(&self, vm: &Vm, moment: &str) {
         let run = vm.run(&format!(
-            "bash -x /root/cut-at {moment} >/run/cut-at 2>&1 &
+            "bash /root/cut-at {moment} >/dev/null 2>&1 &
              until grep -qs established /run/watching; do sleep 0.05; done
              tar -C /usr/local/control -xzf /root/{}/ployzd_linux_amd64.tar.gz ployzd
              sha256sum </usr/local/control/ployzd
-             ployzd install {} --json; echo; tail -30 /run/cut-at; ps -ef | grep cut-at",
+             ployzd install {} --json
+             exit", // not by exec: the installer would be the parent of what watches it
             self.new.version, self.from
         ));
         assert_eq!(run.code, 255, "the power was not cut at {moment}:\n{}", run.shown());
@@ -177,105 +204,116 @@ impl Trial<'_> {
     }
 
     /// What must be so on the disk and in the daemon. Returns the record of the attempt that was cut.
-    fn is_whole(&self, moment: &str, seen: &Seen) -> Value {
+    fn is_whole(&self, seen: &Seen, faults: &mut Faults) -> Value {
         let installed = seen.one("installed");
-        assert!(
-            [&self.old.sha256, &self.new.sha256].contains(&&installed),
-            "{moment}: {installed}: {seen:?}"
-        );
+        let known = [&self.old.sha256, &self.new.sha256];
+        faults.unless(known.contains(&&installed), || {
+            format!("the executable is neither release: {installed}")
+        });
         for previous in seen.all("previous") {
-            assert_eq!(*previous, self.old.sha256, "{moment}: the retained binary: {seen:?}");
+            faults.same("the retained binary", previous, &self.old.sha256);
         }
-        let records: Vec<Value> = seen.all("record").iter().map(|text| json(text)).collect();
+        let records: Vec<Value> = seen.all("record").iter().map(|text| parse(text)).collect();
         let cut: Vec<&Value> = records.iter().filter(|record| record["target"] == "1.5.0").collect();
-        assert_eq!((records.len(), cut.len()), (2, 1), "{moment}: {seen:?}");
+        assert_eq!(
+            (records.len(), cut.len()),
+            (2, 1),
+            "records of the first attempt and of this one: {seen:?}"
+        );
         let record = cut[0].clone();
-        assert_eq!(record["outcome"], Value::Null, "{moment}: {record}");
-        assert_ne!(record["boot_id"], seen.one("boot"), "{moment}: the boot in which it was accepted");
+        faults.same("its outcome", &record["outcome"], &Value::Null);
+        faults.unless(record["boot_id"] != seen.one("boot"), || "it was accepted in this boot".into());
         if installed == self.new.sha256 {
-            assert_eq!(
-                record["target_digest"], self.new.sha256,
-                "{moment}: written before the rename: {record}"
-            );
+            faults.same("the digest before the rename", &record["target_digest"], &json!(self.new.sha256));
         }
-        if record["installation"] == "replaced" {
-            assert_eq!(installed, self.new.sha256, "{moment}: the record says that it is replaced: {record}");
+        if record["switched"].as_array().is_some_and(|files| files.contains(&json!("/usr/local/bin/ployzd")))
+        {
+            faults.same("what the record has switched", &installed, &self.new.sha256);
         }
-        let (api, before) = (json(&seen.one("api")), json(&self.before.one("api")));
-        assert_eq!(api["ready"], true, "{moment}: {api}");
-        assert_eq!(api["executable_sha256"], installed, "{moment}: {api}");
-        assert_eq!(api["phase"], "initialized", "{moment}: {api}");
-        assert_eq!(api["id"], before["id"], "{moment}: its identity");
+        let (api, before) = (parse(&seen.one("api")), parse(&self.before.one("api")));
+        faults.same("ready", &api["ready"], &json!(true));
+        faults.same("the digest that runs", &api["executable_sha256"], &json!(installed));
+        faults.same("the phase", &api["phase"], &json!("initialized"));
+        faults.same("its identity", &api["id"], &before["id"]);
         record
     }
 
     /// What `ployzd status` says of it.
-    fn is_told(&self, moment: &str, seen: &Seen, record: &Value) {
-        let (status, told, boot) = (json(&seen.one("status")), seen.one("told"), seen.one("boot"));
-        assert_eq!(seen.one("code"), "4", "{moment}: {told}");
-        assert_eq!(status["installed"]["Ok"]["sha256"], seen.one("installed"), "{moment}: {status}");
-        let state = &status["last"]["Ok"][1];
-        assert_eq!(state["state"], "interrupted", "{moment}: {state}");
-        let evidence = state["evidence"].as_str().unwrap();
-        for id in [record["boot_id"].as_str().unwrap(), &boot] {
-            assert!(evidence.contains(&id[..4]), "{moment}: {evidence:?} does not name boot {id}");
+    fn is_told(&self, seen: &Seen, record: &Value, faults: &mut Faults) {
+        let (status, told, boot) = (parse(&seen.one("status")), seen.one("told"), seen.one("boot"));
+        faults.same("the exit code of status", &seen.one("code"), "4");
+        faults.same("what is in place", &status["installed"]["sha256"], &json!(seen.one("installed")));
+        let state = &status["last"];
+        faults.same("the state of the last attempt", &state["state"], &json!("interrupted"));
+        let evidence = state["evidence"].as_str().unwrap_or_default();
+        for id in [record["boot_id"].as_str().unwrap_or_default(), &boot] {
+            let named = id.get(..4).is_some_and(|id| evidence.contains(id));
+            faults.unless(named, || format!("the evidence {evidence:?} does not name boot {id}"));
         }
-        let stage = record["stage"].as_str().unwrap();
-        assert!(told.contains(&format!("INTERRUPTED at {stage}")), "{moment}: {told}");
+        let stage = record["stage"].as_str().unwrap_or_default();
+        faults.unless(told.contains(&format!("INTERRUPTED at {stage}")), || {
+            "it is not told as interrupted".into()
+        });
         let unchanged = seen.one("installed") == self.old.sha256 && seen.units() == self.before.units();
-        assert_eq!(
-            told.contains("installation unchanged"),
-            unchanged,
-            "{moment}: of {record} it says: {told}"
-        );
+        faults.same("told as unchanged", &told.contains("installation unchanged"), &unchanged);
+        if seen.all("previous") == std::slice::from_ref(&self.old.sha256) {
+            let described = told.split('|').any(|line| line.contains("previous") && line.contains("1.4.0"));
+            faults.unless(described, || "the retained binary is not described".into());
+        }
     }
 
-    /// The same installation again; what is seen afterwards, and how long it took.
-    fn rerun(&self, vm: &Vm, moment: &str, cut: &Value) -> (Seen, String) {
-        let run = vm.run(&format!("ployzd install {} --json", self.from)).expect(0);
-        assert_eq!(run.outcome()["succeeded"]["sha256"], self.new.sha256, "{moment}");
-        let seen = Seen::of(vm);
-        assert_eq!(seen.one("code"), "0", "{moment}: {}", seen.one("told"));
-        assert_eq!(seen.one("installed"), self.new.sha256, "{moment}");
-        assert_eq!(seen.all("previous"), [self.old.sha256.clone()], "{moment}: the retained binary");
-        let status = json(&seen.one("status"));
-        assert_eq!(status["previous"]["version"], "1.4.0", "{moment}: {}", seen.one("told"));
-        let records: Vec<Value> = seen.all("record").iter().map(|text| json(text)).collect();
-        let closed = records.iter().find(|record| record["id"] == cut["id"]).unwrap();
-        assert_eq!(closed["outcome"]["interrupted"]["stage"], cut["stage"], "{moment}: {closed}");
-        assert!(
-            closed["outcome"]["interrupted"]["evidence"].as_str().unwrap().contains("restarted"),
-            "{closed}"
-        );
-        assert_eq!(
-            json(&seen.one("api"))["id"],
-            json(&self.before.one("api"))["id"],
-            "{moment}: its identity"
-        );
-        assert_eq!(seen.all("left").concat(), "", "{moment}: left behind");
-        (seen, format!("confirmed in {:.1} s", run.took.as_secs_f32()))
+    /// What must be so after the same installation was run again.
+    fn is_repaired(&self, run: &Run, seen: &Seen, after: &Seen, record: &Value, faults: &mut Faults) {
+        faults.same("the exit code of the second run", &run.code, &0);
+        faults.same("the exit code of status afterwards", &after.one("code"), "0");
+        faults.same("the executable afterwards", &after.one("installed"), &self.new.sha256);
+        faults.same("the retained binary afterwards", &after.one("previous"), &self.old.sha256);
+        let status = parse(&after.one("status"));
+        faults.same("the previous version afterwards", &status["previous"]["version"], &json!("1.4.0"));
+        faults.same("left behind", &after.all("left").concat(), "");
+        let (api, before) = (parse(&after.one("api")), parse(&self.before.one("api")));
+        faults.same("its identity afterwards", &api["id"], &before["id"]);
+        faults.same("the digest that runs afterwards", &api["executable_sha256"], &json!(self.new.sha256));
+        let records: Vec<Value> = after.all("record").iter().map(|text| parse(text)).collect();
+        let closed = records.iter().find(|closed| closed["id"] == record["id"]).cloned().unwrap_or_default();
+        let outcome = &closed["outcome"]["interrupted"];
+        faults.same("where the cut attempt was closed", &outcome["stage"], &record["stage"]);
+        let restarted = outcome["evidence"].as_str().is_some_and(|evidence| evidence.contains("restarted"));
+        faults.unless(restarted, || format!("the cut attempt is closed as {}", closed["outcome"]));
+        for unit in seen.units() {
+            let whole = after.units().contains(unit) || self.before.units().contains(unit);
+            faults.unless(whole, || format!("after the cut {unit} is neither the old nor the new one"));
+        }
+        let own: Vec<_> = after.units().iter().filter(|unit| self.before.units().contains(unit)).collect();
+        faults.unless(own.is_empty(), || format!("units that are not the release's: {own:?}"));
     }
 
-    fn row(&self, moment: &'static str, seen: &Seen, record: &Value) -> Row {
-        let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
+    /// What the control is now, and whether it was lost.
+    fn control(&self, seen: &Seen) -> (String, bool) {
         let control = seen.one("control");
         let (digest, size) = control.split_once(' ').unwrap_or_default();
-        let control_is = match digest {
-            digest if digest == self.new.sha256 => "the new one".to_owned(),
-            digest if digest == self.old.sha256 => "the old one".to_owned(),
-            _ => format!("BROKEN, {size} bytes"),
-        };
-        Row {
-            moment,
-            stage: text(&record["stage"]),
-            installation: text(&record["installation"]),
-            in_place: if seen.one("installed") == self.new.sha256 { "1.5.0" } else { "1.4.0" },
-            units: String::new(),
-            evidence: text(&json(&seen.one("status"))["last"]["Ok"][1]["evidence"]),
-            control: control_is,
-            control_lost: digest != self.new.sha256,
-            rerun: String::new(),
+        match digest {
+            digest if digest == self.new.sha256 => ("the new one".into(), false),
+            digest if digest == self.old.sha256 => ("still the old one".into(), true),
+            _ => (format!("BROKEN, {size} bytes"), true),
         }
+    }
+}
+
+impl Faults {
+    fn unless(&mut self, good: bool, fault: impl FnOnce() -> String) {
+        if !good {
+            self.0.push(fault());
+        }
+    }
+
+    fn same<A: PartialEq<B> + Debug + ?Sized, B: Debug + ?Sized>(
+        &mut self,
+        what: &str,
+        seen: &A,
+        expected: &B,
+    ) {
+        self.unless(seen == expected, || format!("{what}: {seen:?}, expected {expected:?}"));
     }
 }
 
@@ -303,27 +341,28 @@ impl Seen {
     }
 }
 
-fn json(text: &str) -> Value {
+fn parse(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|e| panic!("{text:?} is not JSON: {e}"))
 }
 
 fn table(rows: &[Row]) -> String {
-    let mut lines = vec![format!(
-        "{:<12} {:<12} {:<12} {:<9} {:<10} {:<48} {:<18} {}",
-        "cut at", "record", "it says", "in place", "new units", "evidence", "control (tar)", "again"
-    )];
+    let mut text =
+        line(["cut at", "record", "it says", "in place", "new units", "control", "boot, again", "evidence"]);
     for row in rows {
-        lines.push(format!(
-            "{:<12} {:<12} {:<12} {:<9} {:<10} {:<48} {:<18} {}",
+        text += &line([
             row.moment,
-            row.stage,
-            row.installation,
+            &row.stage,
+            &row.said,
             row.in_place,
-            row.units,
-            row.evidence,
-            row.control,
-            row.rerun
-        ));
+            &row.units,
+            &row.control,
+            &row.seconds,
+            &row.evidence,
+        ]);
     }
-    lines.join("\n")
+    text
+}
+
+fn line([a, b, c, d, e, f, g, h]: [&str; 8]) -> String {
+    format!("\n{a:<11} {b:<11} {c:<10} {d:<9} {e:<10} {f:<20} {g:<12} {h}")
 }

@@ -10,7 +10,7 @@
 #
 # WHAT is `ployzd`, or the command of the shell pipeline that is watched. /root/crash/from has the arguments that install
 # the release, /root/crash/new the directory that it is in.
-set -uo pipefail
+set -u
 here=/root/crash
 kept=(usr/local/bin usr/local/lib/ployz usr/local/lib/systemd usr/local/lib/sysusers.d var/lib/ployz-install/attempts)
 calls=write,pwrite64,copy_file_range,sendfile,openat,creat,fsync,fdatasync,rename,renameat,renameat2,link,linkat,unlink

@@ -115,15 +115,15 @@ impl World {
     /// What `ployzd status --json` says is so.
     fn status(&self, findings: &mut Findings, cut: &Seen) {
         let status = cut.json("status");
-        let (last, state) = (&status["last"]["Ok"][0], &status["last"]["Ok"][1]);
+        let (last, state) = (&status["last"]["record"], &status["last"]);
         let mut says = |good: bool, what: &str| {
             findings.unless(good, Wrong::Lie, format!("status, {what}: code {}, {status}", cut.one("code")));
         };
-        says(status["installed"]["Ok"]["sha256"] == cut.one("installed"), "which executable is in place");
+        says(status["installed"]["sha256"] == cut.one("installed"), "which executable is in place");
         says(status["admission"]["state"] == "free", "admission");
         match self.attempt(cut) {
             None => {
-                says(*last == self.before.json("status")["last"]["Ok"][0], "the last attempt");
+                says(*last == self.before.json("status")["last"]["record"], "the last attempt");
                 says(cut.one("code") == "0", "nothing has happened");
             }
             Some(record) => {
