@@ -185,10 +185,12 @@ impl<'a> Run<'a> {
             // Whatever the child leaves behind becomes ours to end.
             let _ = nix::sys::prctl::set_child_subreaper(true);
         }
+        // What this process had before (of the shell that it was before an exec, say) is none of ours.
+        let others = if self.contained { children() } else { Vec::new() };
         let mut child =
             self.start().map_err(|source| CommandError::Start { program: program.clone(), source })?;
         let result = self.follow(&mut child, stall, sink, &program);
-        end(&mut child, self.contained);
+        end(&mut child, self.contained.then_some(others.as_slice()));
         let (status, stderr) = result?;
         Ok(Ended { status, stdout: Vec::new(), stderr })
     }
@@ -328,22 +330,21 @@ fn started() -> MutexGuard<'static, Vec<u32>> {
 }
 
 /// Ends the child and its process group and, for a contained one, every descendant that has come to us as child
-/// subreaper: nothing that it started outlives the call that started it.
-fn end(child: &mut Child, contained: bool) {
+/// subreaper: nothing that it started outlives the call that started it. `others` were children before it.
+fn end(child: &mut Child, others: Option<&[u32]>) {
     if let Ok(group) = i32::try_from(child.id()) {
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
     let _ = child.kill();
     let _ = child.wait();
     started().retain(|pid| *pid != child.id());
-    if !contained {
-        return;
-    }
+    let Some(others) = others else { return };
     // A killed parent hands its children over at once, so a look a generation is enough; the bound is only there
     // against one that forks faster than it is ended.
     for _ in 0..1000 {
         let known = started();
-        let orphans: Vec<_> = children().into_iter().filter(|pid| !known.contains(pid)).collect();
+        let orphans: Vec<_> =
+            children().into_iter().filter(|pid| !known.contains(pid) && !others.contains(pid)).collect();
         if orphans.is_empty() {
             return;
         }

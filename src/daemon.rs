@@ -31,6 +31,8 @@ const FULL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 /// For a whole request head.
 const HEAD: Duration = Duration::from_secs(10);
+/// For a client that has connected and not asked yet, when the daemon is asked to end.
+const ABOUT_TO_ASK: Duration = Duration::from_millis(100);
 /// For requests that are under way when the daemon is asked to end.
 const DRAIN: Duration = Duration::from_secs(5);
 /// Between two tries to finish a reset.
@@ -100,16 +102,25 @@ async fn serve(host: Host, version: &'static str, listener: StdListener) -> Resu
             continue;
         };
         let service = TowerToHyperService::new(router.clone().layer(axum::Extension(peer)));
-        let connection = hyper::server::conn::http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD)
-            .max_buf_size(64 * 1024)
-            .serve_connection(TokioIo::new(stream), service);
-        let connection = graceful.watch(connection);
+        let watcher = graceful.watcher();
+        let ending = machine.ending();
         tokio::spawn(async move {
+            let _place = permit;
+            let mut builder = hyper::server::conn::http1::Builder::new();
+            builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(64 * 1024);
             // A client that goes away in the middle is its own affair.
-            let _ = connection.await;
-            drop(permit);
+            match first_byte(&stream, ending).await {
+                Heard::Byte => {
+                    drop(watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await)
+                }
+                // Accepted, so it is answered, once: the next request is the next daemon's.
+                Heard::ByteAtTheEnd => {
+                    let one = builder.keep_alive(false).serve_connection(TokioIo::new(stream), service);
+                    drop(tokio::time::timeout(DRAIN, one).await);
+                    drop(watcher);
+                }
+                Heard::Nothing => {}
+            }
         });
     }
 
@@ -122,6 +133,33 @@ async fn serve(host: Host, version: &'static str, listener: StdListener) -> Resu
     }
     tracing::info!("ployzd {version} ended as asked");
     Ok(())
+}
+
+/// What was heard of a connection that was accepted.
+enum Heard {
+    /// A request has begun.
+    Byte,
+    /// A request has begun while the daemon was asked to end.
+    ByteAtTheEnd,
+    /// None has, in time.
+    Nothing,
+}
+
+/// Waits for a connection's first byte. When the daemon is asked to end, a client that has connected and is about to
+/// ask still gets a moment: it was let in, and would see a broken connection otherwise.
+async fn first_byte(
+    stream: &tokio::net::UnixStream,
+    mut ending: tokio::sync::watch::Receiver<bool>,
+) -> Heard {
+    tokio::select! {
+        biased;
+        _ = ending.wait_for(|ending| *ending) => {}
+        readable = tokio::time::timeout(HEAD, stream.readable()) => {
+            return if matches!(readable, Ok(Ok(()))) { Heard::Byte } else { Heard::Nothing };
+        }
+    }
+    let readable = tokio::time::timeout(ABOUT_TO_ASK, stream.readable()).await;
+    if matches!(readable, Ok(Ok(()))) { Heard::ByteAtTheEnd } else { Heard::Nothing }
 }
 
 /// What need not be done before the first answer: the executable's digest, and a reset that was cut off.

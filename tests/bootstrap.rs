@@ -19,6 +19,7 @@ mod world;
 use std::fs;
 use std::process::Command;
 
+use kit::release::Archive;
 use world::{SHELLS, World, enter, real, script};
 
 /// What must reach ployzd as it was typed.
@@ -69,6 +70,20 @@ fn assert_was_installed(world: &World, version: &str, rest: &[&str], what: &str)
         assert!(noted("listing").lines().any(|line| line.ends_with(&format!(" {staged}"))), "{what}");
     }
     assert_eq!(world.staged(), Vec::<std::path::PathBuf>::new(), "{what}");
+}
+
+#[test]
+fn the_size_is_said() {
+    let Some(world) = enter!() else { return };
+    let noise: Vec<u8> = (0_u32..2_200_000)
+        .map(|number| number.wrapping_mul(2_654_435_761).rotate_left(number % 31).to_le_bytes()[1])
+        .collect();
+    let archive = Archive::new().file("noise", noise).file("ployzd", "#!/bin/sh\n");
+    let length = world.publish_archive("1.4.0", archive).length;
+    assert!(length > 1_000_000, "{length}");
+    let ended = world.run(&[]).end();
+    let size = format!("  {}.{} MB  sha256 ok\n", length / 1_000_000, length / 100_000 % 10);
+    assert!(ended.code == 0 && ended.err.ends_with(&size), "{size}: {ended:?}");
 }
 
 #[test]

@@ -159,6 +159,10 @@ fn what_is_not_understood_is_a_usage_error() {
         assert_eq!((code, out.as_str()), (2, ""), "{arguments:?}: {err}");
         assert!(err.contains("--help"), "{arguments:?}: {err}");
     }
+    // Whoever reads JSON reads an outcome.
+    let (code, out, _) = shown(&as_ordinary_user(&["install", "--json", "--version", "latest"]));
+    let last: Value = serde_json::from_str(out.trim()).unwrap();
+    assert_eq!((code, &last["event"], &last["refused"]["reason"]), (2, &json!("outcome"), &json!("usage")));
     for arguments in [&[][..], &["machine"], &["--verison"]] {
         let (code, out, err) = shown(&end(command(PLOYZ, arguments)));
         assert_eq!((code, out.as_str(), err.is_empty()), (2, "", false), "{arguments:?}");

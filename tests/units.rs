@@ -130,7 +130,7 @@ fn every_option_that_is_looser_than_it_could_be_has_its_reason() {
             match of(key) {
                 Some(line) if line.value == strictest => {}
                 Some(line) => {
-                    assert!(line.reason.len() > 20, "{name}: {key}={} without a reason", line.value)
+                    assert!(line.reason.len() > 20, "{name}: {key}={} without a reason", line.value);
                 }
                 None => {
                     let said = text.lines().any(|line| line.starts_with('#') && line.contains(key));

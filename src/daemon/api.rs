@@ -97,6 +97,11 @@ impl Machine {
         }
     }
 
+    /// Tells when the daemon is asked to end.
+    pub(crate) fn ending(&self) -> watch::Receiver<bool> {
+        self.ending.subscribe()
+    }
+
     /// Says to every request that is not complete that the daemon ends.
     pub(crate) fn end(&self) {
         self.ending.send_replace(true);
@@ -268,8 +273,9 @@ pub(crate) fn router(machine: Arc<Machine>) -> Router {
 /// when the daemon is asked to end, so that one half-sent request delays nobody.
 async fn whole_request(AppState(machine): AppState<Arc<Machine>>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
-    let mut ending = machine.ending.subscribe();
+    let mut ending = machine.ending();
     let read = tokio::select! {
+        biased;
         read = tokio::time::timeout(BODY, axum::body::to_bytes(body, MOST_BODY)) => read,
         _ = ending.wait_for(|ending| *ending) => {
             return Problem::new(StatusCode::SERVICE_UNAVAILABLE, "ending", "the daemon is ending").into_response();

@@ -186,7 +186,7 @@ fn staging_is_roots_alone() {
         fs::remove_dir_all(LIB).unwrap();
     }
     fs::create_dir(LIB).unwrap();
-    mount(&["--bind", world.foreign().to_str().unwrap(), LIB]);
+    mount(&["--rbind", world.foreign().to_str().unwrap(), LIB]);
     world.run(VERSION).refused(4, "refusing /usr/local/lib/ployz");
 }
 
@@ -208,7 +208,7 @@ fn filesystems_that_cannot_stage() {
         world.run(VERSION).shell(shell).refused(4, "cannot fetch");
         undo();
     }
-    mount(&["-o", "remount,ro", "/usr/local"]);
+    mount(&["-o", "remount,bind,ro", "/usr/local"]);
     world.run(VERSION).refused(4, &format!("cannot write {BASE}"));
 }
 

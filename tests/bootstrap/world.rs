@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use kit::release::{Archive, Release};
+use kit::release::{Archive, Published, Release};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 
@@ -161,8 +161,8 @@ impl World {
         self.publish_archive(version, archive);
     }
 
-    pub(crate) fn publish_archive(&self, version: &str, archive: impl Into<Vec<u8>>) {
-        Release::new(version).archive(archive).publish(&self.directory.join("site")).unwrap();
+    pub(crate) fn publish_archive(&self, version: &str, archive: impl Into<Vec<u8>>) -> Published {
+        Release::new(version).archive(archive).publish(&self.directory.join("site")).unwrap()
     }
 
     pub(crate) fn home(&self, name: &str) -> PathBuf {
@@ -193,11 +193,10 @@ impl World {
     /// A directory that belongs to somebody else.
     pub(crate) fn foreign(&self) -> PathBuf {
         let prepared = self.directory.join("foreign");
-        if prepared.exists() { prepared } else { "/".into() }
+        if prepared.exists() { prepared } else { "/etc".into() }
     }
 
     /// What lies in staging.
-    #[allow(clippy::unused_self, reason = "the world has mounted what this looks at")]
     pub(crate) fn staged(&self) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(BASE) else { return Vec::new() };
         entries.map(|entry| entry.unwrap().path()).collect()

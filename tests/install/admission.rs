@@ -127,7 +127,7 @@ fn it_is_free_the_moment_its_holder_is_killed() {
         let seen = observe(&world.host);
         match (&role, &seen) {
             (Role::Holder, Observed::Installing { holder: Some(holder) }) => {
-                assert_eq!(holder.pid, child.child.id())
+                assert_eq!(holder.pid, child.child.id());
             }
             (Role::Mutation, Observed::Mutating) => {}
             _ => panic!("{role:?}: {seen:?}"),

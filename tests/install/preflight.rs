@@ -35,6 +35,7 @@ fn a_binary_that_is_not_the_release_is_refused() {
         ("not a program", b"\x7fELF, or so it says".to_vec(), "does_not_run|no_version", "the new binary "),
         ("no interpreter", b"#!/nonexistent/sh\n".to_vec(), "does_not_run", "does not run here"),
         ("fails", does("echo broken >&2; exit 9"), "does_not_run", "exited with status 9; it said: broken"),
+        ("fakes a screen", does("printf '\\033[2Jfine\\r\\n\\nok' >&2; exit 1"), "does_not_run", "fine"),
         ("crashes", does("kill -SEGV $$"), "does_not_run", "was killed by SIGSEGV"),
         ("hangs", does("sleep 60"), "hangs", "did not end within 1 s and was killed"),
         ("talks for ever", does("while :; do echo y; done"), "does_not_run", "wrote more than 65536 bytes"),
@@ -51,6 +52,7 @@ fn a_binary_that_is_not_the_release_is_refused() {
         let (found, error) = world.failed(&exact("1.4.0"));
         assert!(reason.split('|').any(|reason| reason == found), "{name}: {found}: {error}");
         assert!(error.contains(says), "{name}: {error}");
+        assert!(!error.contains(|letter: char| letter.is_control()), "{name}: {error:?}");
         assert!(start.elapsed() < Duration::from_secs(6), "{name}");
     }
 }
@@ -75,13 +77,15 @@ fn a_new_binary_can_do_nothing_before_it_is_trusted() {
     fs::create_dir(&witness).unwrap();
     fs::set_permissions(&witness, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     let at = witness.display();
+    // A length that no other process sleeps for.
+    let nap = format!("9{:07}", std::process::id());
     // What it sees goes into an empty file's name, since no byte can be written.
     let does = format!(
         "(echo x >{at}/file) 2>/dev/null\n\
          for line in $(env); do case $line in PATH=*|LC_ALL=*|PWD=*|_=*|OLDPWD=*|SHLVL=*) ;; *) : >{at}/env-${{line%%=*}} ;; esac; done\n\
          [ \"$PWD\" = / ] || : >{at}/elsewhere\n\
          while read -r key value; do case $key in NoNewPrivs:|CapEff:|CapPrm:|CapInh:|CapAmb:) : >{at}/$key$value ;; esac; done </proc/self/status\n\
-         (trap '' HUP TERM; sleep 300) & "
+         (trap '' HUP TERM; sleep {nap}) & "
     );
     world.publish("1.4.0", script_that(&does, "1.4.0", UNITS));
     world.installed(&exact("1.4.0"));
@@ -96,18 +100,31 @@ fn a_new_binary_can_do_nothing_before_it_is_trusted() {
         .collect();
     assert_eq!(seen, expected);
     assert_eq!(fs::metadata(file).unwrap().len(), 0, "a name, and not a byte");
-    assert_eq!(sleepers(&world), 0, "what it started has ended with it");
+    assert_eq!(still_there(&world, &nap), 0, "what it started has ended with it");
 }
 
-/// Processes that still run something of the world's.
-fn sleepers(world: &World) -> usize {
+/// Processes that still run something of the world's, or sleep for so long.
+fn still_there(world: &World, nap: &str) -> usize {
     let root = world.root().display().to_string();
     let commands = fs::read_dir("/proc").unwrap().flatten().filter(|entry| {
         let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let text = String::from_utf8_lossy(&command).into_owned();
-        text.contains(&root) || text.contains("sleep\0300")
+        let words = command.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect::<Vec<_>>();
+        words.iter().any(|word| word.contains(&root)) || (words[0] == "sleep" && words[1] == nap)
     });
     commands.count()
+}
+
+#[test]
+fn other_children_of_the_installer_are_left_alone() {
+    let alone = alone();
+    let world = World::new(&alone);
+    world.release("1.4.0");
+    // As a shell leaves its background jobs to the program that it becomes.
+    let mut before = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    world.installed(&exact("1.4.0"));
+    let runs = matches!(before.try_wait(), Ok(None));
+    let _ = (before.kill(), before.wait());
+    assert!(runs, "it was here before, and is nobody's orphan");
 }
 
 #[test]

@@ -114,12 +114,16 @@ fn a_damaged_description_describes_nothing_and_is_said() {
     let world = World::new(&alone);
     world.release("1.1.0");
     world.installed(&exact("1.1.0"));
+    let disabled = world.host.admin_units().join("multi-user.target.wants/ployz.service");
+    fs::remove_file(&disabled).unwrap();
     fs::write(world.host.installed_json(), "{\"schema\":1,").unwrap();
     let record = world.installed(&exact("1.1.0"));
-    assert!(
-        record.warnings.iter().any(|text| text.contains("installed.json") && text.contains("damaged")),
-        "{record:#?}"
-    );
+    let said =
+        |text: &String| ["installed.json", "damaged", "moved aside"].iter().all(|word| text.contains(word));
+    assert!(record.warnings.iter().any(said), "{record:#?}");
     assert_eq!(record.switched, Vec::<String>::new(), "the file on disk decides");
     assert_eq!(world.inventory()["current"]["version"], "1.1.0");
+    assert!(!disabled.is_symlink(), "what an operator disabled is not new");
+    let kept = crate::world::snapshot(&world.host.lib()).into_keys();
+    assert!(kept.into_iter().any(|path| path.display().to_string().contains("installed.json.damaged")));
 }

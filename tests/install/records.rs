@@ -80,7 +80,7 @@ fn the_record_is_durable_before_anything_is_fetched_and_names_each_stage_as_it_b
 }
 
 fn state(world: &World, attempt: &str) -> State {
-    let (entry, state) = newest(&world).unwrap().unwrap();
+    let (entry, state) = newest(world).unwrap().unwrap();
     assert!(matches!(entry, Entry::Record(record) if record.id == attempt));
     state
 }
@@ -187,6 +187,22 @@ fn the_newest_thirty_two_are_kept() {
     assert_eq!(kept, [record.id].into_iter().chain(newest).collect::<Vec<_>>());
     let files = world.attempts().len() - 1;
     assert_eq!(files, 32 + 31, "records, and what units left of the same attempts");
+}
+
+#[test]
+fn the_clock_does_not_order_attempts() {
+    let alone = alone();
+    let world = World::new(&alone);
+    world.release("1.4.0");
+    let mut of_the_future = fixture("v1-failed.json");
+    of_the_future["accepted_at"] = "2100-01-01T00:00:00Z".into();
+    of_the_future["sequence"] = 5.into();
+    place(&world, &of_the_future);
+    for sequence in [6, 7] {
+        let record = world.installed(&exact("1.4.0"));
+        assert_eq!(record.sequence, sequence);
+        assert_eq!(ids(&world.host).unwrap()[0], record.id, "the newest is the one that came last");
+    }
 }
 
 #[test]

@@ -154,8 +154,8 @@ fn quoted(text: &str) -> usize {
 /// The length of a character literal that starts here; none for a lifetime.
 fn character(text: &str) -> Option<usize> {
     let inside = &text[1..];
-    if inside.starts_with('\\') {
-        return inside[1..].char_indices().skip(1).find(|(_, letter)| *letter == '\'').map(|(at, _)| at + 3);
+    if let Some(escape) = inside.strip_prefix('\\') {
+        return escape.char_indices().skip(1).find(|(_, letter)| *letter == '\'').map(|(at, _)| at + 3);
     }
     let letter = inside.chars().next()?;
     inside[letter.len_utf8()..].starts_with('\'').then(|| letter.len_utf8() + 2)

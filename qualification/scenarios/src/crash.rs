@@ -95,13 +95,17 @@ fn is_name(name: &str) -> bool {
 /// The paths among a call's arguments: strings, and what file descriptors stand for.
 fn paths(arguments: &str) -> Vec<String> {
     let mut found = Vec::new();
+    let mut here = "";
     let mut rest = arguments;
     while let Some(at) = rest.find(['"', '<']) {
         let close = if rest[at..].starts_with('"') { '"' } else { '>' };
         let Some(length) = rest[at + 1..].find(close) else { break };
         let path = &rest[at + 1..at + 1 + length];
-        // Where a relative path would begin says nothing.
-        if !path.is_empty() && !rest[..at].ends_with("AT_FDCWD") {
+        if rest[..at].ends_with("AT_FDCWD") {
+            here = path;
+        } else if close == '"' && !path.starts_with('/') && !here.is_empty() && !path.is_empty() {
+            found.push(format!("{here}/{path}"));
+        } else if !path.is_empty() {
             found.push(path.to_owned());
         }
         rest = &rest[at + length + 2..];
@@ -243,6 +247,7 @@ write(6</a/.b.json.0123456789ab>, ""..., 114) = 114
 --- SIGCHLD {si_signo=SIGCHLD, si_pid=272} ---
 write(7<anon_inode:[eventfd]>, ""..., 8) = 8
 rename("/a/.b.json.0123456789ab", "/a/b.json") = 0
+fchmodat(AT_FDCWD</a/tmp.Xy1>, "b", 0755) = 0
 unlinkat(7</l/self/269.a763a6fe>, "ployzd", 0) = -1 ENOENT (No such file or directory)
 fsync(6</a>) = ?
 +++ killed by SIGKILL +++"#;
@@ -255,13 +260,14 @@ fsync(6</a>) = ?
                 "1 write /a/.b.json.… (1)",
                 "2 write anon_inode:[eventfd] (1)",
                 "1 rename /a/.b.json.… /a/b.json (1)",
+                "1 fchmodat /a/tmp.…/b (1)",
                 "1 unlinkat /l/self/….… ployzd (1)",
                 "1 fsync /a (1)",
             ]
         );
         assert_eq!(calls.last().map(|call| call.returned), Some(None));
         let chosen: Vec<&str> = calls.iter().filter(|call| call.changes()).map(|c| c.name.as_str()).collect();
-        assert_eq!(chosen, ["openat", "write", "rename"]);
+        assert_eq!(chosen, ["openat", "write", "rename", "fchmodat"]);
         assert_eq!(spread(&[0, 1, 2, 3, 4, 5, 6, 7, 8], 3), [&0, &4, &8]);
     }
 }

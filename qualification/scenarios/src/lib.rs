@@ -14,6 +14,9 @@
 //! They need root and what `qualification/setup` makes, and run only when they are asked for:
 //! `cargo test -p ployz-qualification-scenarios`. Missing prerequisites fail, they never skip.
 //!
+//! `PLOYZ_LAB=ID` chooses the lab (by default one of this process; another user of the same lab is waited for),
+//! `PLOYZ_BUILT=DIR` a directory that keeps releases, so that all test programs of one run see the same bytes.
+//!
 //! | module | what |
 //! | --- | --- |
 //! | `lab` | the network of this process's machines, and that nothing of it is left behind |

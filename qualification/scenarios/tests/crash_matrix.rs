@@ -62,8 +62,9 @@ struct Outcome {
     wrong: Vec<(Wrong, String)>,
 }
 
-/// What is the same in all trials.
-struct World {
+/// A machine, and what is the same in all its trials.
+struct Bench {
+    machine: Machine,
     old: Release,
     new: Release,
     older: Release,
@@ -112,49 +113,50 @@ fn which_error(n: usize, call: &Call) -> &'static str {
     }
 }
 
-/// Machines with the old release confirmed and initialized, whose unit and account declarations differ from the new
-/// release's, with as many records as are kept.
+/// Machines that are ready for trials.
 struct Matrix {
-    machines: Vec<Machine>,
-    world: World,
+    benches: Vec<Bench>,
     started: Instant,
+}
+
+/// Makes the old release differ from the new one in a unit and in its account declarations, and makes as many records
+/// as are kept.
+const SEED: &str = r#"
+    set -e
+    echo '# another line' >>/usr/local/lib/systemd/system/ployz.service
+    echo '# another line' >>/usr/local/lib/sysusers.d/ployz.conf
+    cd /var/lib/ployz-install/attempts
+    last=$(ls -t | head -n 1)
+    for n in $(seq 10 39); do
+        id=0000$n$(echo $last | cut -c7-32) at=2026-01-01T00:00:${n}Z
+        jq --arg id $id --arg at $at '.id = $id | .sequence = 0 | .accepted_at = $at' $last >$id.json
+    done
+    systemctl daemon-reload
+    systemctl restart ployz.service"#;
+
+impl Bench {
+    /// The old release, confirmed and initialized.
+    fn prepared(name: &str) -> Self {
+        let (older, old, new) = (release_padded("1.4.0", 1), release("1.4.0"), release("1.5.0"));
+        let machine = Machine::named(name).setting("confirm_window", 0.into()).boot();
+        machine.install(&older).ok();
+        machine.install(&old).ok();
+        machine.run("/usr/local/bin/ployzd machine initialize").ok();
+        machine.run(SEED).ok();
+        machine.begin_trials(&new);
+        let before = machine.seen();
+        assert_eq!((before.one("code"), before.one("count")), ("0", "32"), "{before:?}");
+        let (_, done) = machine.record_calls("ployzd");
+        Self { machine, old, new, older, before, done }
+    }
 }
 
 impl Matrix {
     fn prepared(name: &str) -> Self {
         let started = Instant::now();
-        let (older, old, new) = (release_padded("1.4.0", 1), release("1.4.0"), release("1.5.0"));
-        let machines: Vec<Machine> = (1..=MACHINES)
-            .map(|n| {
-                let plan = Machine::named(&format!("crash-{name}-{n}")).setting("confirm_window", 0.into());
-                let machine = plan.boot();
-                machine.install(&older).ok();
-                machine.install(&old).ok();
-                machine.run("/usr/local/bin/ployzd machine initialize").ok();
-                machine
-                    .run(
-                        "set -e
-                         echo '# another line' >>/usr/local/lib/systemd/system/ployz.service
-                         echo '# another line' >>/usr/local/lib/sysusers.d/ployz.conf
-                         cd /var/lib/ployz-install/attempts
-                         last=$(ls -t | head -n 1)
-                         for n in $(seq 10 39); do
-                             id=0000$n$(echo $last | cut -c7-32)
-                             jq --arg id $id --arg at 2026-01-01T00:00:${n}Z '.id = $id | .sequence = 0 | .accepted_at = $at' $last >$id.json
-                         done
-                         systemctl daemon-reload
-                         systemctl restart ployz.service",
-                    )
-                    .ok();
-                machine.begin_trials(&new);
-                machine
-            })
-            .collect();
-        let before = machines[0].seen();
-        assert_eq!((before.one("code"), before.one("count")), ("0", "32"), "{before:?}");
-        let (_, done) = machines[0].record_calls("ployzd");
+        let benches = (1..=MACHINES).map(|n| Bench::prepared(&format!("crash-{name}-{n}"))).collect();
         note(&format!("crash matrix ({name}): prepared after {:.0} s", started.elapsed().as_secs_f32()));
-        Self { machines, world: World { old, new, older, before, done }, started }
+        Self { benches, started }
     }
 
     /// What is to be done: to the calls that are chosen from those of each command.
@@ -166,7 +168,7 @@ impl Matrix {
     ) -> Vec<Act> {
         let mut acts = Vec::new();
         for of in commands {
-            let (calls, _) = self.machines[0].record_calls(of);
+            let (calls, _) = self.benches[0].machine.record_calls(of);
             let act = |(n, call): (usize, Call)| Act { of, injection: injection(n, &call), call };
             acts.extend(choose(&calls).into_iter().enumerate().map(act));
         }
@@ -184,13 +186,13 @@ impl Matrix {
     fn at_once(&self, acts: Vec<Act>) -> Vec<Outcome> {
         let (acts, results) = (Mutex::new(acts.into_iter()), Mutex::new(Vec::new()));
         std::thread::scope(|scope| {
-            for machine in &self.machines {
+            for bench in &self.benches {
                 scope.spawn(|| {
                     while let Some(act) = { acts.lock().unwrap().next() } {
-                        let client = machine.client();
-                        let trial = machine.trial(act.of, &act.call.inject(act.injection));
+                        let client = bench.machine.client();
+                        let trial = bench.machine.trial(act.of, &act.call.inject(act.injection));
                         let heard = client.stop();
-                        let mut result = self.world.judge(act, &trial);
+                        let mut result = bench.judge(act, &trial);
                         if result.act.of == "ployzd" && !heard.failures.is_empty() {
                             result
                                 .wrong

@@ -257,8 +257,8 @@ impl Trial<'_> {
         let unchanged = seen.one("installed") == self.old.sha256 && seen.units() == self.before.units();
         faults.same("told as unchanged", &told.contains("installation unchanged"), &unchanged);
         if seen.all("previous") == std::slice::from_ref(&self.old.sha256) {
-            let described = told.split('|').any(|line| line.contains("previous") && line.contains("1.4.0"));
-            faults.unless(described, || "the retained binary is not described".into());
+            let described = &status["previous"]["described"];
+            faults.same("the previous version", &described["version"], &json!("1.4.0"));
         }
     }
 
@@ -269,7 +269,8 @@ impl Trial<'_> {
         faults.same("the executable afterwards", &after.one("installed"), &self.new.sha256);
         faults.same("the retained binary afterwards", &after.one("previous"), &self.old.sha256);
         let status = parse(&after.one("status"));
-        faults.same("the previous version afterwards", &status["previous"]["version"], &json!("1.4.0"));
+        let described = &status["previous"]["described"];
+        faults.same("the previous version afterwards", &described["version"], &json!("1.4.0"));
         faults.same("left behind", &after.all("left").concat(), "");
         let (api, before) = (parse(&after.one("api")), parse(&self.before.one("api")));
         faults.same("its identity afterwards", &api["id"], &before["id"]);

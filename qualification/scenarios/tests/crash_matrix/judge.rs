@@ -3,7 +3,7 @@
 use scenarios::crash::{Seen, Trial};
 use serde_json::Value;
 
-use super::{Act, Outcome, World, Wrong};
+use super::{Act, Bench, Outcome, Wrong};
 
 /// What is found wrong, as it is found.
 struct Findings(Vec<(Wrong, String)>);
@@ -16,7 +16,7 @@ impl Findings {
     }
 }
 
-impl World {
+impl Bench {
     pub(super) fn judge(&self, act: Act, trial: &Trial) -> Outcome {
         let mut findings = Findings(Vec::new());
         let exit = trial.cut.one("exit").to_owned();
@@ -117,7 +117,8 @@ impl World {
         let status = cut.json("status");
         let (last, state) = (&status["last"]["record"], &status["last"]);
         let mut says = |good: bool, what: &str| {
-            findings.unless(good, Wrong::Lie, format!("status, {what}: code {}, {status}", cut.one("code")));
+            let seen = format!("code {}, last {last}, state {state}", cut.one("code"));
+            findings.unless(good, Wrong::Lie, format!("status, {what}: {seen}"));
         };
         says(status["installed"]["sha256"] == cut.one("installed"), "which executable is in place");
         says(status["admission"]["state"] == "free", "admission");
