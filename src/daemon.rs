@@ -111,7 +111,7 @@ async fn serve(host: Host, version: &'static str, listener: StdListener) -> Resu
             // A client that goes away in the middle is its own affair.
             match first_byte(&stream, ending).await {
                 Heard::Byte => {
-                    drop(watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await)
+                    let _ = watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await;
                 }
                 // Accepted, so it is answered, once: the next request is the next daemon's.
                 Heard::ByteAtTheEnd => {
