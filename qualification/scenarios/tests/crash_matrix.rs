@@ -10,6 +10,7 @@
     reason = "a failed assumption fails the test"
 )]
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -175,11 +176,14 @@ impl Matrix {
         acts
     }
 
-    /// Carries them out; once more those that came to another call.
+    /// Carries them out; once more those that came to another call. Those that never came to theirs stay missed.
     fn carry_out(&self, acts: Vec<Act>) -> Vec<Outcome> {
-        let mut results = self.at_once(acts);
-        let again = results.iter().filter(|result| result.missed).map(|result| result.act.clone()).collect();
+        let first = self.at_once(acts);
+        let again = first.iter().filter(|result| result.missed).map(|result| result.act.clone()).collect();
+        let (missed, mut results): (Vec<_>, Vec<_>) = first.into_iter().partition(|result| result.missed);
         results.extend(self.at_once(again));
+        // What was wrong after another call is wrong all the same.
+        results.extend(missed.into_iter().filter(|result| !result.wrong.is_empty()));
         results
     }
 
@@ -210,22 +214,25 @@ impl Matrix {
     fn conclude(&self, how: &str, ours: &[Outcome], shell: &[Outcome]) {
         let took = self.started.elapsed().as_secs_f32();
         note(&format!(
-            "crash matrix: after {took:.0} s\n{}\n{}\n{}",
-            HEAD,
+            "crash matrix: after {took:.0} s\n{HEAD}\n{}\n{}",
             row(how, "ployzd install", ours),
-            { row(how, "curl|sha256sum|tar|mv", shell) }
+            row(how, "curl|sha256sum|tar|mv", shell)
         ));
-        for result in ours.iter().chain(shell) {
+        note(&format!("ployzd install, {how}: exit codes {:?}", exits(ours)));
+        for result in ours {
+            let Act { of, call, injection } = &result.act;
             for (wrong, text) in &result.wrong {
-                let Act { of, call, injection } = &result.act;
                 let (call, exit) = (call.shown(), &result.exit);
                 note(&format!("  {of} {injection} {call}, exit {exit}: {wrong:?}: {text}"));
             }
+            if result.missed {
+                note(&format!("  {of} {injection} {}: it never came to this call", call.shown()));
+            }
         }
-        let missed = ours.iter().filter(|result| result.missed).count();
-        assert!(missed * 20 < ours.len(), "{missed} of {} trials came to another call", ours.len());
         let wrong: usize = ours.iter().map(|result| result.wrong.len()).sum();
         assert_eq!(wrong, 0, "see above");
+        let missed = ours.iter().filter(|result| result.missed).count();
+        assert!(missed * 20 < ours.len(), "{missed} of {} trials never came to their call", ours.len());
         assert!(shell.iter().any(|r| r.has(Wrong::Torn)), "the control broke nothing, so this shows nothing");
     }
 }
@@ -247,6 +254,14 @@ fn row(how: &str, what: &str, results: &[Outcome]) -> String {
         with(Wrong::Hands),
         with(Wrong::Left)
     )
+}
+
+/// How many ended with which code.
+fn exits(results: &[Outcome]) -> BTreeMap<&str, usize> {
+    results.iter().fold(BTreeMap::new(), |mut counts, result| {
+        *counts.entry(result.exit.as_str()).or_default() += 1;
+        counts
+    })
 }
 
 impl Outcome {

@@ -1,7 +1,8 @@
 //! Real power loss in the middle of an installation: a kernel of its own, a disk with a write cache, and no shutdown.
 //!
-//! In the same five cuts a control is lost: the release unpacked over an old one by `tar`, without a flush, seconds
-//! before the power goes. It shows that the machine loses what was not made durable; else the cuts would show nothing.
+//! In the same five cuts a control is lost: the release unpacked by `tar` and put over an old one by `mv`, without a
+//! flush, seconds before the power goes. It shows that the machine loses what was not made durable; else the cuts would
+//! show nothing.
 
 #![allow(
     clippy::unwrap_used,
@@ -187,7 +188,8 @@ impl Trial<'_> {
         let run = vm.run(&format!(
             "bash /root/cut-at {moment} >/dev/null 2>&1 &
              until grep -qs established /run/watching; do sleep 0.05; done
-             tar -C /usr/local/control -xzf /root/{}/ployzd_linux_amd64.tar.gz ployzd
+             cd /usr/local/control
+             mkdir next && tar -C next -xzf /root/{}/ployzd_linux_amd64.tar.gz ployzd && mv next/ployzd ployzd
              sha256sum </usr/local/control/ployzd
              ployzd install {} --json
              exit", // not by exec: the installer would be the parent of what watches it
