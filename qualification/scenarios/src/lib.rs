@@ -24,6 +24,7 @@
 //! | `releases`, `server` | what can be installed, and where it is served |
 //! | `client` | a client of the Machine API that asks all the time |
 //! | `crash` | an installation ended, or troubled, at one call |
+//! | `peaks`, `ssh` | how much memory processes take; logins that are cut |
 //! | `run` | a command that ended: its output, or a panic that shows all of it |
 
 #![allow(
@@ -39,9 +40,11 @@ pub mod crash;
 mod lab;
 mod look;
 mod machine;
+pub mod peaks;
 mod releases;
 mod run;
 mod server;
+pub mod ssh;
 pub mod vm;
 
 pub use client::{Client, Heard};

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::lab::lab;
 use crate::machine::Machine;
+use crate::run::USUAL;
 
 /// Looks at all processes of a machine, all the time.
 #[derive(Debug)]
@@ -33,7 +35,8 @@ impl Machine {
     /// less than the time between two looks may be missed.
     #[track_caller]
     pub fn peaks(&self) -> Peaks {
-        let processes = self.root().join("proc");
+        let leader = lab().machine(USUAL, &["leader", self.name()]).expect(0);
+        let processes = PathBuf::from(format!("/proc/{}/root/proc", leader.text()));
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {

@@ -27,7 +27,13 @@ impl Machine {
         let mut words = vec!["lab", "ssh", "-i", &key, "-o", "BatchMode=yes", "-o", "LogLevel=ERROR"];
         // The machine is new each time, and its key with it.
         words.extend(["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]);
-        words.extend(["-o", "GlobalKnownHostsFile=/dev/null", if terminal { "-tt" } else { "-T" }, &to, command]);
+        words.extend([
+            "-o",
+            "GlobalKnownHostsFile=/dev/null",
+            if terminal { "-tt" } else { "-T" },
+            &to,
+            command,
+        ]);
         let words = lab().words(&words);
         let output = scratch().join(format!("login-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
         let heard = File::create(&output).expect("making an output file");
