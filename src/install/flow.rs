@@ -325,13 +325,17 @@ impl<'a> Flow<'a> {
             Err(e) => return Err(Failure::new("units", e)),
         };
         if let Some(systemd) = self.systemd.filter(|_| !units::differing(self.host, &units).is_empty()) {
-            let verified = units::verify(systemd, &staging.path("units"), &binary, &units);
-            let warnings = verified.map_err(|lines| Failure {
-                causes: lines,
-                ..Failure::new("units", "systemd finds fault with the new units")
-            })?;
-            for warning in warnings {
-                self.warn(format!("systemd finds fault with a drop-in: {warning}"));
+            let judged = units::verify(systemd, &staging.path("units"), &binary, &units);
+            match judged.map_err(|e| Failure::new("staging", e))? {
+                units::Judged::Bad(causes) => {
+                    let failure = Failure::new("units", "systemd finds fault with the new units");
+                    return Err(Failure { causes, ..failure });
+                }
+                units::Judged::Good(warnings) => {
+                    for warning in warnings {
+                        self.warn(format!("systemd finds fault with a drop-in: {warning}"));
+                    }
+                }
             }
         }
         if let Some(systemd) = self.systemd {

@@ -100,29 +100,35 @@ fn read(text: &[u8]) -> Result<Vec<Unit>, String> {
     Ok(units)
 }
 
-/// Has systemd look at all units together, with the staged binary in the place of the installed one. A line that names
-/// one of them refuses; one about an operator's drop-in of theirs is returned as a warning.
-pub(crate) fn verify(
-    systemd: Systemd,
-    dir: &Path,
-    binary: &Path,
-    units: &[Unit],
-) -> Result<Vec<String>, Vec<String>> {
-    let io = |e: std::io::Error| vec![format!("staging the units in {dir:?}: {e}")];
-    make_dir(dir, 0o755).map_err(io)?;
+/// What systemd says of the units of a release.
+#[derive(Debug)]
+pub(crate) enum Judged {
+    /// Nothing against them; perhaps something about an operator's drop-in of theirs.
+    Good(Vec<String>),
+    /// These lines name one of them.
+    Bad(Vec<String>),
+}
+
+/// Has systemd look at all units together, with the staged binary in the place of the installed one.
+///
+/// # Errors
+/// When they can't be staged, or systemd can't be asked.
+pub(crate) fn verify(systemd: Systemd, dir: &Path, binary: &Path, units: &[Unit]) -> Result<Judged, String> {
+    let staging = |e: std::io::Error| format!("staging the units in {dir:?}: {e}");
+    make_dir(dir, 0o755).map_err(staging)?;
     let staged = binary.to_string_lossy();
     let mut files: Vec<PathBuf> = Vec::new();
     for unit in units {
         let path = dir.join(&unit.name);
-        std::fs::write(&path, unit.content.replace(EXECUTABLE, &staged)).map_err(io)?;
+        std::fs::write(&path, unit.content.replace(EXECUTABLE, &staged)).map_err(staging)?;
         files.push(path);
     }
     let arguments: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
-    let lines = systemd.verify(&arguments).map_err(|e| vec![format!("verifying the new units: {e}")])?;
+    let lines = systemd.verify(&arguments).map_err(|e| format!("verifying the new units: {e}"))?;
     let named = |line: &String| units.iter().any(|unit| line.contains(&unit.name));
     let drop_in = |line: &String| units.iter().any(|unit| line.contains(&format!("/{}.d/", unit.name)));
     let (warnings, problems): (Vec<_>, Vec<_>) = lines.into_iter().filter(named).partition(drop_in);
-    if problems.is_empty() { Ok(warnings) } else { Err(problems) }
+    Ok(if problems.is_empty() { Judged::Good(warnings) } else { Judged::Bad(problems) })
 }
 
 /// The users and groups that units name and that do not exist: `user ployz`, `group ployz-admission`.

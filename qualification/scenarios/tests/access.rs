@@ -27,7 +27,8 @@ fn a_named_operator_sees_everything_and_initializes_and_is_not_root() {
     assert_eq!(seen["unknown"].as_array().unwrap().len(), 0, "{seen}");
     assert_eq!(seen["findings"].as_array().unwrap().len(), 0, "{seen}");
     let shown = machine.run_as("alice", &format!("{PLOYZD} status")).expect(0);
-    let _ = shown.says(&["1.4.0", "ready", "digest as installed", "succeeded", "admission   free"]);
+    let _ =
+        shown.says(&["1.4.0", "ready", "says it runs the installed file", "succeeded", "admission   free"]);
 
     machine.run_as("alice", &format!("{PLOYZD} machine initialize --name hers")).ok();
     let id = machine.api()["id"].clone();

@@ -155,8 +155,7 @@ impl Bench {
             "5" => findings.unless(is == "replaced", Wrong::Lie, format!("exit 5, and it is {is}: {out}")),
             code => findings.unless(false, Wrong::Lie, format!("exit {code}: {out} {}", cut.one("err"))),
         }
-        let text =
-            if act.injection == "error=EIO" { "Input/output error" } else { "No space left on device" };
+        let text = if act.injection == "error=EIO" { "(os error 5)" } else { "(os error 28)" };
         let named = cut.one("out").contains(text) || cut.one("err").contains(text);
         findings.unless(named, Wrong::Lie, format!("{text:?} is not named: {out} {}", cut.one("err")));
         let failed = outcome["failed"].is_object() || out["refused"].is_object();
