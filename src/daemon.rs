@@ -10,6 +10,7 @@ pub(crate) mod api;
 pub(crate) mod identity;
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener as StdListener;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,9 @@ use std::time::Duration;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::UnixListener;
+use nix::sys::socket::{MsgFlags, recv};
+use tokio::io::Interest;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 
@@ -32,7 +35,7 @@ const FULL: &[u8] =
 /// For a whole request head.
 const HEAD: Duration = Duration::from_secs(10);
 /// For a client that has connected and not asked yet, when the daemon is asked to end.
-const ABOUT_TO_ASK: Duration = Duration::from_millis(100);
+const ABOUT_TO_ASK: Duration = Duration::from_millis(500);
 /// For requests that are under way when the daemon is asked to end.
 const DRAIN: Duration = Duration::from_secs(5);
 /// Between two tries to finish a reset.
@@ -147,19 +150,35 @@ enum Heard {
 
 /// Waits for a connection's first byte. When the daemon is asked to end, a client that has connected and is about to
 /// ask still gets a moment: it was let in, and would see a broken connection otherwise.
-async fn first_byte(
-    stream: &tokio::net::UnixStream,
-    mut ending: tokio::sync::watch::Receiver<bool>,
-) -> Heard {
+async fn first_byte(stream: &UnixStream, mut ending: tokio::sync::watch::Receiver<bool>) -> Heard {
     tokio::select! {
         biased;
         _ = ending.wait_for(|ending| *ending) => {}
-        readable = tokio::time::timeout(HEAD, stream.readable()) => {
-            return if matches!(readable, Ok(Ok(()))) { Heard::Byte } else { Heard::Nothing };
+        byte = tokio::time::timeout(HEAD, has_byte(stream)) => {
+            return if byte == Ok(true) { Heard::Byte } else { Heard::Nothing };
         }
     }
-    let readable = tokio::time::timeout(ABOUT_TO_ASK, stream.readable()).await;
-    if matches!(readable, Ok(Ok(()))) { Heard::ByteAtTheEnd } else { Heard::Nothing }
+    let byte = tokio::time::timeout(ABOUT_TO_ASK, has_byte(stream)).await;
+    if byte == Ok(true) { Heard::ByteAtTheEnd } else { Heard::Nothing }
+}
+
+/// Waits until there is a byte to read, and leaves it there. Looked at, not believed: a socket that was just accepted
+/// counts as readable until it has been read from.
+async fn has_byte(stream: &UnixStream) -> bool {
+    loop {
+        if stream.readable().await.is_err() {
+            return false;
+        }
+        let peek = || {
+            recv(stream.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)
+                .map_err(io::Error::from)
+        };
+        match stream.try_io(Interest::READABLE, peek) {
+            Ok(bytes) => return bytes > 0,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return false,
+        }
+    }
 }
 
 /// What need not be done before the first answer: the executable's digest, and a reset that was cut off.

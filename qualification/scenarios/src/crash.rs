@@ -256,7 +256,7 @@ fsync(6</a>) = ?
         assert_eq!(
             shown,
             [
-                "2 openat /a/.b.json.… /a/.b.json.… (1)",
+                "2 openat /a/.b.json.… (1)",
                 "1 write /a/.b.json.… (1)",
                 "2 write anon_inode:[eventfd] (1)",
                 "1 rename /a/.b.json.… /a/b.json (1)",

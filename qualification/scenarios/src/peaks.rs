@@ -82,7 +82,7 @@ fn look(processes: &Path, seen: &mut BTreeMap<(String, PathBuf, String), Peak>) 
         let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let Some(kib) = most.and_then(|text| text.split_whitespace().next()?.parse().ok()) else { continue };
         let words: Vec<_> = words.split(|b| *b == 0).skip(1).take(2).map(String::from_utf8_lossy).collect();
-        let words = words.join(" ");
+        let words = words.join(" ").trim().to_owned();
         let peak = Peak { executable: executable.display().to_string(), words: words.clone(), kib };
         let known = seen.entry((pid, executable, words)).or_insert_with(|| peak.clone());
         known.kib = known.kib.max(kib);

@@ -92,7 +92,8 @@ fn stopping_its_scope_after_the_first_rename_restarts_nothing_and_says_so() {
     let (server, machine) = prepared("scope-after");
     let (running, id) = dripping(&server, &machine);
     // The rename of the executable is not left for four seconds.
-    let renaming = "-e trace=rename -P /usr/local/bin/ployzd -e inject=rename:delay_exit=4000000";
+    let path = format!("/usr/local/bin/.ployzd.{id}");
+    let renaming = format!("-e trace=rename -P {path} -e inject=rename:delay_exit=4000000");
     let watching = machine.start_run(&format!("exec strace -o /run/renaming -p {INSTALLER} {renaming}"));
     stop_when_in_place(&machine, "true");
     interrupted(&machine, running, &id);
@@ -118,7 +119,7 @@ fn prepared(name: &str) -> (Server, Machine) {
     let server = serve(name).release(&release("1.4.0")).release(&release("1.5.0")).start();
     let machine = Machine::named(name).served_by(&server).setting("confirm_window", 6.into());
     let machine = machine.installed("1.4.0").boot();
-    let settings = "[Login]\nKillUserProcesses=yes\nKillExcludeUsers=\n";
+    let settings = "[Login]\nKillUserProcesses=yes\nKillExcludeUsers=nobody\n";
     machine.write("/etc/systemd/logind.conf.d/kill.conf", settings);
     machine.run("systemctl restart systemd-logind.service").ok();
     (server, machine)
