@@ -323,7 +323,7 @@ fn what_needs_a_daemon_or_a_socket_says_where_to_look() {
 fn the_fetch_child_refuses_what_is_no_order() {
     let order = |url: &str, ca: Value| {
         let bounds =
-            json!({"proxy": null, "allow_http": false, "most": 10, "deadline_ms": 2000, "stall_ms": 1000});
+            json!({"proxy": null, "allow_http": false, "most": 10, "deadline_ms": 400, "stall_ms": 300});
         let mut order = json!({"url": url, "ca": ca});
         order.as_object_mut().unwrap().extend(bounds.as_object().unwrap().clone());
         order.to_string()

@@ -77,13 +77,14 @@ impl World {
         self.site.path()
     }
 
-    /// Root's settings: this source, short deadlines, and what the test adds or replaces.
+    /// Root's settings: this source, deadlines that no busy machine comes near, and what the test adds or replaces
+    /// (all deadlines at once).
     pub(crate) fn settings(&self, more: &Value) {
         let ca = self.root().join("ca.pem");
         self.server.write_ca(&ca).unwrap();
         let mut settings = json!({
             "schema": 1, "releases": self.server.url() + "/releases/download", "channels": self.server.url(),
-            "ca_file": ca, "deadlines": {"pointer": 4, "stall": 1, "acquire": 6, "preflight": 5},
+            "ca_file": ca, "deadlines": {"pointer": 60, "stall": 20, "acquire": 60, "preflight": 60},
         });
         for (key, value) in more.as_object().unwrap() {
             settings[key] = value.clone();
