@@ -1,11 +1,13 @@
 //! Admission: the right to change the Machine now. One file, open-file-description locks, refused at once and never
 //! queued; the kernel releases it when the holder dies, so there is no stale lock.
 //!
-//! Whoever installs holds it for writing, a mutation of the daemon for reading. Observers only ask the kernel.
+//! Whoever installs holds it for writing, a mutation of the daemon for reading. Observers only ask the kernel. The lock of
+//! a second byte says that the holder's description of itself is its own.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use nix::errno::Errno;
@@ -149,8 +151,8 @@ impl Admission {
             return Err(open(io::Error::other("not a regular file with one name")));
         }
         sync_parent(&path).map_err(open)?;
-        if !lock(&file, libc::F_WRLCK).map_err(open)? {
-            let busy = Busy { observed: observe(host), processes: processes(&meta) };
+        if !lock(&file, ADMISSION, libc::F_WRLCK).map_err(open)? {
+            let busy = Busy { observed: observe_for(host, NAME_OF_A_HOLDER), processes: processes(&meta) };
             return Err(AdmissionError::Busy(busy));
         }
         let admission = Self { file, holder };
@@ -177,13 +179,16 @@ impl Admission {
         let mut file = &self.file;
         file.rewind()?;
         file.set_len(0)?;
-        file.write_all(serde_json::to_string(&self.holder).map_err(io::Error::other)?.as_bytes())
+        file.write_all(serde_json::to_string(&self.holder).map_err(io::Error::other)?.as_bytes())?;
+        // Someone else's lock there keeps observers from the name, and nobody from installing.
+        lock(file, DESCRIBED, libc::F_WRLCK).map(drop)
     }
 }
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        // A name that outlives its holder misleads nobody (the lock decides), but an empty file reads better.
+        // The locks go with the file; an empty file reads better than the name of one that is gone.
+        let _ = lock(&self.file, DESCRIBED, libc::F_UNLCK);
         let _ = self.file.set_len(0);
     }
 }
@@ -197,7 +202,7 @@ impl MutationAdmission {
         let path = host.admission();
         let open = |source| AdmissionError::Open { path: path.clone(), source };
         let file = open_to_read(host).map_err(open)?;
-        if lock(&file, libc::F_RDLCK).map_err(open)? {
+        if lock(&file, ADMISSION, libc::F_RDLCK).map_err(open)? {
             return Ok(Self { _file: file });
         }
         Err(AdmissionError::Busy(Busy { observed: observe(host), processes: Vec::new() }))
@@ -208,46 +213,88 @@ fn open_to_read(host: &Host) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(host.admission())
 }
 
-/// Tries to lock the whole file; `false` when another has it.
-fn lock(file: &File, kind: libc::c_int) -> io::Result<bool> {
-    match fcntl(file, FcntlArg::F_OFD_SETLK(&whole(kind))) {
+/// The byte of the lock file whose lock is admission.
+const ADMISSION: libc::off_t = 0;
+/// The byte whose lock says that what the file holds was written by whoever holds admission now, and not by one that was
+/// killed before. Both end with their holder.
+const DESCRIBED: libc::off_t = 1;
+/// Between two looks at a file that its holder is about to write.
+const AGAIN: Duration = Duration::from_millis(5);
+/// For how long an observer waits for a holder's name, and one who is refused.
+const NAME_AT_A_GLANCE: Duration = Duration::from_millis(50);
+const NAME_OF_A_HOLDER: Duration = Duration::from_secs(2);
+
+/// Tries to lock a byte; `false` when another has it.
+fn lock(file: &File, byte: libc::off_t, kind: libc::c_int) -> io::Result<bool> {
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&range(byte, kind))) {
         Ok(_) => Ok(true),
         Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
         Err(e) => Err(e.into()),
     }
 }
 
-fn whole(kind: libc::c_int) -> libc::flock {
+/// The kind of lock that another has on a byte, `F_UNLCK` for none. Takes nothing.
+fn locked(file: &File, byte: libc::off_t) -> nix::Result<libc::c_int> {
+    let mut asked = range(byte, libc::F_WRLCK);
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut asked))?;
+    Ok(libc::c_int::from(asked.l_type))
+}
+
+fn range(byte: libc::off_t, kind: libc::c_int) -> libc::flock {
     #[allow(clippy::cast_possible_truncation, reason = "the constants are small; only their C types differ")]
     libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
+        l_start: byte,
+        l_len: 1,
         l_pid: 0,
     }
 }
 
 /// Looks at admission without taking anything.
 pub fn observe(host: &Host) -> Observed {
-    let mut file = match open_to_read(host) {
+    observe_for(host, NAME_AT_A_GLANCE)
+}
+
+/// Looks, and while the holder has not described itself yet looks again for a moment.
+fn observe_for(host: &Host, patience: Duration) -> Observed {
+    let file = match open_to_read(host) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Observed::Free,
         Err(e) => return Observed::Unknown { why: e.to_string() },
     };
-    let mut asked = whole(libc::F_WRLCK);
-    if let Err(e) = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut asked)) {
-        return Observed::Unknown { why: e.to_string() };
-    }
-    match libc::c_int::from(asked.l_type) {
-        libc::F_UNLCK => Observed::Free,
-        libc::F_RDLCK => Observed::Mutating,
-        _ => {
-            let mut text = String::new();
-            let _ = (&mut file).take(4096).read_to_string(&mut text);
-            Observed::Installing { holder: serde_json::from_str(&text).ok() }
+    let started = Instant::now();
+    loop {
+        match locked(&file, ADMISSION) {
+            Ok(libc::F_UNLCK) => return Observed::Free,
+            Ok(libc::F_RDLCK) => return Observed::Mutating,
+            Ok(_) => {}
+            Err(e) => return Observed::Unknown { why: e.to_string() },
         }
+        let holder = described(&file);
+        if holder.is_some() || started.elapsed() >= patience {
+            return Observed::Installing { holder };
+        }
+        std::thread::sleep(AGAIN);
     }
+}
+
+/// What the present holder wrote of itself. A holder writes before it locks the second byte: text that is the same before
+/// and after that lock was seen is that holder's.
+fn described(file: &File) -> Option<Holder> {
+    let before = text(file)?;
+    let own = matches!(locked(file, DESCRIBED), Ok(libc::F_WRLCK));
+    if !own || text(file)? != before {
+        return None;
+    }
+    serde_json::from_str(&before).ok()
+}
+
+fn text(mut file: &File) -> Option<String> {
+    let mut text = String::new();
+    file.rewind().ok()?;
+    file.take(4096).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 /// Which processes have a lock on the file: found through `/proc/*/fdinfo`, since OFD locks carry no pid.

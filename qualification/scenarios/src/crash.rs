@@ -73,7 +73,7 @@ pub fn calls(log: &str) -> Vec<Call> {
         let (arguments, end) = rest.rsplit_once(" = ").unwrap_or((rest, "?"));
         let nth = names.entry(name.to_owned()).or_insert(0usize);
         *nth += 1;
-        if name == "openat" && !arguments.contains("O_CREAT") {
+        if opens(name) && !arguments.contains("O_CREAT") {
             continue;
         }
         let mut what = name.to_owned();
@@ -86,6 +86,10 @@ pub fn calls(log: &str) -> Vec<Call> {
         calls.push(Call { name: name.to_owned(), nth: *nth, what, again: *again, returned });
     }
     calls
+}
+
+fn opens(name: &str) -> bool {
+    matches!(name, "open" | "openat")
 }
 
 fn is_name(name: &str) -> bool {
@@ -132,7 +136,8 @@ fn is_random(word: &str) -> bool {
     hex || number
 }
 
-/// Each call that changes files once; of those that move content, some of each file: the first, the last, and between.
+/// Each call that changes files once, but for those that make an empty one, which is written to next; of those that
+/// move content, some of each file: the first, the last, and between.
 pub fn each(calls: &[Call], bulk: usize) -> Vec<Call> {
     let moves = |call: &Call| matches!(call.name.as_str(), "write" | "pwrite64");
     let big = |call: &Call| call.returned.is_some_and(|n| u64::try_from(n).is_ok_and(|n| n >= BULK));
@@ -141,7 +146,7 @@ pub fn each(calls: &[Call], bulk: usize) -> Vec<Call> {
         content.entry(&call.what).or_default();
     }
     let mut chosen = Vec::new();
-    for call in calls.iter().filter(|call| call.changes() && call.name != "openat") {
+    for call in calls.iter().filter(|call| call.changes() && !opens(&call.name)) {
         match content.get_mut(call.what.as_str()) {
             Some(all) => all.push(call),
             None => chosen.push(call.clone()),
@@ -223,10 +228,11 @@ impl Machine {
         (calls(&self.read(&format!("{HERE}/trace"))), seen)
     }
 
-    /// One trial: what is injected is strace's word for it, as [`Call::inject`] makes it.
+    /// One trial: what is injected is strace's word for it, as [`Call::inject`] makes it; with a second one, that is
+    /// injected into an installation before.
     #[track_caller]
-    pub fn trial(&self, what: &str, injection: &str) -> Trial {
-        let run = self.run(&format!("bash {HERE}/inside.sh trial {what} {injection}"));
+    pub fn trial(&self, what: &str, injections: &[String]) -> Trial {
+        let run = self.run(&format!("bash {HERE}/inside.sh trial {what} {}", injections.join(" ")));
         let (cut, again) =
             run.stdout.split_once("again\t\n").unwrap_or_else(|| panic!("half a trial:\n{}", run.shown()));
         let cut = Seen::read(cut);

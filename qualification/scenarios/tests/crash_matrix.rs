@@ -24,7 +24,9 @@ const MACHINES: usize = 2;
 /// How many of the writes that move the content of one file are disturbed.
 const BULK: usize = 5;
 /// How many calls fail with an error, at most.
-const ERRORS: usize = 60;
+const ERRORS: usize = 90;
+/// How many are killed twice.
+const TWICE: usize = 40;
 /// The commands of the shell pipeline that change anything.
 const COMMANDS: [&str; 6] = ["mktemp", "curl", "tar", "chmod", "mv", "rm"];
 
@@ -51,6 +53,8 @@ struct Act {
     call: Call,
     /// `signal=KILL`, `error=EIO`.
     injection: &'static str,
+    /// The call at which an installation was killed before.
+    earlier: Option<Call>,
 }
 
 /// What came of it.
@@ -90,6 +94,21 @@ fn a_disk_that_is_full_or_fails_at_any_call_is_told_as_what_it_is() {
     let shell = matrix.acts(&COMMANDS, some_of_each_kind, which_error);
     let (ours, shell) = (matrix.carry_out(ours), matrix.carry_out(shell));
     matrix.conclude("disk errors", &ours, &shell);
+}
+
+#[test]
+fn killed_again_in_the_repair_of_a_kill_it_is_repaired_by_the_next_run() {
+    let matrix = Matrix::prepared("twice");
+    let ours = matrix.acts(&["ployzd"], |calls| each(calls, BULK), |_, _| "signal=KILL");
+    let half = ours.len() / 2;
+    // Pairs of calls, near to each other and far apart.
+    let pairs = ours.iter().enumerate().map(|(n, act)| {
+        let earlier = ours[(n + half / (1 + n % 5)) % ours.len()].call.clone();
+        Act { earlier: Some(earlier), ..act.clone() }
+    });
+    let pairs: Vec<Act> = pairs.collect();
+    let pairs = spread(&pairs, TWICE).into_iter().cloned().collect();
+    matrix.conclude("killed twice", &matrix.at_once(pairs), &[]);
 }
 
 /// The first and the last call of each kind, with those that make a file.
@@ -170,7 +189,8 @@ impl Matrix {
         let mut acts = Vec::new();
         for of in commands {
             let (calls, _) = self.benches[0].machine.record_calls(of);
-            let act = |(n, call): (usize, Call)| Act { of, injection: injection(n, &call), call };
+            let act =
+                |(n, call): (usize, Call)| Act { of, injection: injection(n, &call), call, earlier: None };
             acts.extend(choose(&calls).into_iter().enumerate().map(act));
         }
         acts
@@ -194,7 +214,7 @@ impl Matrix {
                 scope.spawn(|| {
                     while let Some(act) = { acts.lock().unwrap().next() } {
                         let client = bench.machine.client();
-                        let trial = bench.machine.trial(act.of, &act.call.inject(act.injection));
+                        let trial = bench.machine.trial(act.of, &act.injections());
                         let heard = client.stop();
                         let mut result = bench.judge(act, &trial);
                         if result.act.of == "ployzd" && !heard.failures.is_empty() {
@@ -213,27 +233,31 @@ impl Matrix {
     /// Shows both side by side, names everything that is wrong with ours, and fails if anything is.
     fn conclude(&self, how: &str, ours: &[Outcome], shell: &[Outcome]) {
         let took = self.started.elapsed().as_secs_f32();
-        note(&format!(
-            "crash matrix: after {took:.0} s\n{HEAD}\n{}\n{}",
-            row(how, "ployzd install", ours),
-            row(how, "curl|sha256sum|tar|mv", shell)
-        ));
-        note(&format!("ployzd install, {how}: exit codes {:?}", exits(ours)));
+        let mut rows = vec![HEAD.to_owned(), row(how, "ployzd install", ours)];
+        if !shell.is_empty() {
+            rows.push(row(how, "curl|sha256sum|tar|mv", shell));
+        }
+        note(&format!("crash matrix: after {took:.0} s\n{}", rows.join("\n")));
+        let codes = counts(ours.iter().map(|result| result.exit.as_str()));
+        let calls = counts(ours.iter().map(|result| result.act.call.name.as_str()));
+        note(&format!("ployzd install, {how}: exit codes {codes:?}, calls {calls:?}"));
         for result in ours {
-            let Act { of, call, injection } = &result.act;
+            if result.exit == "0" && result.act.earlier.is_none() {
+                note(&format!("  {}: it went on, and 1.5.0 runs", result.act.shown()));
+            }
             for (wrong, text) in &result.wrong {
-                let (call, exit) = (call.shown(), &result.exit);
-                note(&format!("  {of} {injection} {call}, exit {exit}: {wrong:?}: {text}"));
+                note(&format!("  {}, exit {}: {wrong:?}: {text}", result.act.shown(), result.exit));
             }
             if result.missed {
-                note(&format!("  {of} {injection} {}: it never came to this call", call.shown()));
+                note(&format!("  {}: it never came to this call", result.act.shown()));
             }
         }
         let wrong: usize = ours.iter().map(|result| result.wrong.len()).sum();
         assert_eq!(wrong, 0, "see above");
         let missed = ours.iter().filter(|result| result.missed).count();
         assert!(missed * 20 < ours.len(), "{missed} of {} trials never came to their call", ours.len());
-        assert!(shell.iter().any(|r| r.has(Wrong::Torn)), "the control broke nothing, so this shows nothing");
+        let control = shell.is_empty() || shell.iter().any(|result| result.has(Wrong::Torn));
+        assert!(control, "the control broke nothing, so this shows nothing");
     }
 }
 
@@ -256,12 +280,25 @@ fn row(how: &str, what: &str, results: &[Outcome]) -> String {
     )
 }
 
-/// How many ended with which code.
-fn exits(results: &[Outcome]) -> BTreeMap<&str, usize> {
-    results.iter().fold(BTreeMap::new(), |mut counts, result| {
-        *counts.entry(result.exit.as_str()).or_default() += 1;
+/// How many of each there are.
+fn counts<'a>(names: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, usize> {
+    names.fold(BTreeMap::new(), |mut counts, name| {
+        *counts.entry(name).or_default() += 1;
         counts
     })
+}
+
+impl Act {
+    /// What strace is told.
+    fn injections(&self) -> Vec<String> {
+        let earlier = self.earlier.iter().map(|call| call.inject("signal=KILL"));
+        std::iter::once(self.call.inject(self.injection)).chain(earlier).collect()
+    }
+
+    fn shown(&self) -> String {
+        let earlier = self.earlier.iter().map(|call| format!(", after a kill at {}", call.shown()));
+        format!("{} {} {}{}", self.of, self.injection, self.call.shown(), earlier.collect::<String>())
+    }
 }
 
 impl Outcome {

@@ -22,7 +22,7 @@ const CROWD: &str = r#"
         [ $((n % 2)) = 0 ] || json=
         { /usr/local/bin/ployzd install $FROM $json >$n.out 2>$n.err; echo $? >$n.code.new; mv $n.code.new $n.code; } &
     done
-    until winner=$(jq -e .pid /var/lib/ployz-install/admission.lock 2>/dev/null) && kill -STOP "$winner"; do
+    until winner=$(jq -e .pid /var/lib/ployz-install/admission.lock 2>/dev/null) && sleep 0.05 && kill -STOP "$winner"; do
         sleep 0.01
     done
     jq -r .attempt /var/lib/ployz-install/admission.lock >attempt
@@ -75,6 +75,33 @@ fn of_fifty_installers_at_once_one_installs_and_the_others_name_it() {
     assert_eq!(again.outcome()["succeeded"]["nothing_was_needed"], true);
     settled(&machine);
     note(&format!("crowd: 50 installers ended after {:.1} s, codes {codes:?}", crowd.took.as_secs_f32()));
+}
+
+#[test]
+fn an_installer_that_was_killed_is_not_taken_for_the_one_that_was_admitted_after_it() {
+    let machine = Machine::named("successor").installed("1.4.0").boot();
+    let upgrade = format!("/usr/local/bin/ployzd install {} --json", machine.deliver(&release("1.5.0")));
+    let under = |injection: &str| format!("exec strace -qq -o /run/trace -e inject={injection} {upgrade}");
+    // Killed after it was accepted: what it wrote of itself into the lock file stays there.
+    let _ = machine.run(&under("rename:signal=KILL:when=2")).expect(137);
+    let dead = machine.read("/var/lib/ployz-install/admission.lock");
+    let dead: Value = serde_json::from_str(&dead).expect("what the killed one wrote");
+    let dead = dead["attempt"].as_str().unwrap();
+    assert_eq!(machine.status()["last"]["state"], "interrupted");
+
+    // The next one has admission, and is held still before it writes anything of itself.
+    let running = machine.start_run(&under("ftruncate:delay_enter=4000000:when=1"));
+    machine.until("admission is held", |machine| machine.status()["admission"]["state"] != "free");
+    let (status, refused) = (machine.status(), machine.run(&upgrade).expect(3));
+    assert_eq!(status["admission"]["state"], "installing", "looked too late: {status}");
+    assert_ne!(status["admission"]["holder"]["attempt"], dead, "the dead one is named: {status}");
+    assert_ne!(status["last"]["state"], "running", "the dead one is said to run: {status}");
+    assert!(!refused.both().contains(dead), "the dead one is named:\n{}", refused.shown());
+    assert!(machine.run("/usr/local/bin/ployzd status").says(&["an installation"]).code != 0);
+    let record = running.end().expect(0).record();
+    assert!(record["outcome"]["succeeded"].is_object(), "{record}");
+    assert_eq!(machine.attempt(dead)["outcome"]["interrupted"]["stage"], "accepted");
+    machine.assert_nothing_left();
 }
 
 #[test]

@@ -4,16 +4,16 @@
 #   inside.sh keep              what is on this machine now is what each trial begins with
 #   inside.sh look              how it is now
 #   inside.sh record WHAT       an installation that nothing disturbs; the log of strace is in /root/crash/trace
-#   inside.sh trial WHAT INJECTION
+#   inside.sh trial WHAT INJECTION [EARLIER]
 #                               puts the machine back, disturbs one call of an installation, looks, and does the same
-#                               installation again with nothing cleaned up
+#                               installation again with nothing cleaned up; with EARLIER, one was disturbed before
 #
 # WHAT is `ployzd`, or the command of the shell pipeline that is watched. /root/crash/from has the arguments that install
 # the release, /root/crash/new the directory that it is in.
 set -u
 here=/root/crash
 kept=(usr/local/bin usr/local/lib/ployz usr/local/lib/systemd usr/local/lib/sysusers.d var/lib/ployz-install/attempts)
-calls=write,pwrite64,copy_file_range,sendfile,openat,creat,fsync,fdatasync,rename,renameat,renameat2,link,linkat,unlink
+calls=write,pwrite64,copy_file_range,sendfile,open,openat,fsync,fdatasync,rename,renameat,renameat2,link,linkat,unlink
 calls+=,unlinkat,rmdir,chmod,fchmod,fchmodat,chown,fchown,fchownat,symlink,symlinkat,mkdir,mkdirat,ftruncate
 
 line() { printf '%s\t%s\n' "$1" "$2"; }
@@ -90,6 +90,7 @@ case $1 in
     record) put_back; install "$2" "${watch[@]}"; look ;;
     trial)
         put_back
+        [ $# -lt 4 ] || install "$2" "${watch[@]}" -e "inject=$4" >/dev/null
         rm -f $here/trace
         install "$2" "${watch[@]}" -e "inject=$3"
         line at "$(grep -E '= \?$|\(INJECTED\)$' $here/trace | tail -n 1)"
