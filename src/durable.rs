@@ -89,6 +89,21 @@ pub(crate) fn create_new(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
+/// Copies a file to a name that must not exist yet, and reads both again: returns the digest that they share.
+///
+/// # Errors
+/// The system's, and when the copy is not the original.
+pub(crate) fn copy_exactly(from: &Path, to: &Path) -> io::Result<String> {
+    let mut copy = create_new(to)?;
+    io::copy(&mut File::open(from)?, &mut copy)?;
+    drop(copy);
+    let digest = sha256_file(to)?;
+    if digest != sha256_file(from)? {
+        return Err(io::Error::other(format!("the copy differs from {from:?}")));
+    }
+    Ok(digest)
+}
+
 /// Gives a written file its owner and mode and makes its content durable.
 ///
 /// # Errors

@@ -91,11 +91,7 @@ fn dry_run(host: &Host, request: &Request, json: bool) -> Exit {
 fn show_plan(plan: &install::plan::Plan, json: bool) -> io::Result<()> {
     let mut out = output::stdout();
     if json {
-        let plan = serde_json::json!({
-            "schema": install::events::SCHEMA, "event": "outcome", "at": jiff::Timestamp::now(), "record": null,
-            "plan": plan,
-        });
-        return out.line(plan.to_string());
+        return outcome_without_record(&mut out, "plan", &serde_json::json!(plan));
     }
     let from = plan.from.map(|from| format!("{from} → ")).unwrap_or_default();
     out.line(format!("install {from}{}: nothing was changed; it would do this:", plan.target))?;
@@ -368,11 +364,21 @@ fn refuse(refusal: &Refusal, json: bool) -> Exit {
 pub(crate) fn print_refused(reason: &str, problems: &[(String, String)]) {
     let texts: Vec<_> =
         problems.iter().map(|(what, help)| serde_json::json!({"what": what, "help": help})).collect();
+    let refused = serde_json::json!({"reason": reason, "problems": texts});
+    let _ = outcome_without_record(&mut output::stdout(), "refused", &refused);
+}
+
+/// The last line of JSON where nothing was accepted: no record, and this instead.
+fn outcome_without_record(
+    out: &mut Output<io::Stdout>,
+    what: &str,
+    value: &serde_json::Value,
+) -> io::Result<()> {
     let outcome = serde_json::json!({
         "schema": install::events::SCHEMA, "event": "outcome", "at": jiff::Timestamp::now(), "record": null,
-        "refused": {"reason": reason, "problems": texts},
+        what: value,
     });
-    let _ = output::stdout().line(outcome.to_string());
+    out.line(outcome.to_string())
 }
 
 fn busy_lines(busy: &Busy) -> Vec<(String, String)> {

@@ -1,7 +1,6 @@
 //! Acquire and verify: from a release to bytes in private staging, and from there to an archive that is the published
 //! one.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -17,7 +16,7 @@ use super::flow::{Failure, Flow};
 use super::release::archive_name;
 use super::staging::Staging;
 use super::{Release, Source};
-use crate::durable::{create_new, open_regular, read_bounded, sha256};
+use crate::durable::{open_regular, read_bounded};
 use crate::host::architecture;
 use crate::interrupt::Interrupt;
 
@@ -143,8 +142,7 @@ impl Flow<'_> {
             }
             Acquired::Archive { bytes, sums } => {
                 let by = signed(&sums).map_err(failed)?;
-                let name = architecture().map(archive_name).unwrap_or_default();
-                let expected = find_checksum(&sums.checksums, &name).map_err(failed)?;
+                let expected = find_checksum(&sums.checksums, &bytes.name()).map_err(failed)?;
                 let archive = bytes.verify(&expected).map_err(failed)?;
                 self.fact(&format!("sha256 {}  ({by})", shorten(&archive.sha256)));
                 Ok(Verified::Archive(archive))
@@ -178,7 +176,7 @@ fn copy_local(from: &Path, to: &Path, interrupt: &Interrupt) -> Result<Unverifie
     let mut buffer = vec![0u8; 64 * 1024];
     loop {
         if let Some(signal) = interrupt.requested() {
-            return Err(Failure::new("cancelled", format!("cancelled by {signal}")));
+            return Err(Failure::cancelled(signal));
         }
         match file.read(&mut buffer) {
             Ok(0) => return Ok(incoming.finish()),
@@ -186,21 +184,6 @@ fn copy_local(from: &Path, to: &Path, interrupt: &Interrupt) -> Result<Unverifie
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(reading(e)),
         }
-    }
-}
-
-/// Copies the running executable to where the next one lives; returns the copy's digest, which is the original's.
-pub(super) fn copy_itself(own: &Path, to: &Path) -> Result<String, Failure> {
-    let copied = || -> io::Result<(String, String)> {
-        let mut copy = create_new(to)?;
-        io::copy(&mut File::open(own)?, &mut copy)?;
-        drop(copy);
-        Ok((sha256(File::open(to)?)?.0, sha256(File::open(own)?)?.0))
-    };
-    match copied() {
-        Ok((copy, original)) if copy == original => Ok(copy),
-        Ok(_) => Err(Failure::new("disk", format!("{to:?} differs from what is running"))),
-        Err(e) => Err(Failure::new("disk", format!("copying the running executable to {to:?}: {e}"))),
     }
 }
 

@@ -271,8 +271,7 @@ fn keep_previous(host: &Host, admission: &Admission) -> io::Result<()> {
 
 /// Units that PID 1 has loaded from another file than the one on disk.
 fn stale_in_systemd(systemd: Systemd, units: &[Unit]) -> Vec<String> {
-    let names: Vec<&str> =
-        units.iter().map(|unit| unit.name.as_str()).filter(|name| !name.contains('@')).collect();
+    let names = units::loadable(units);
     let shown = systemd.show(&names).unwrap_or_default();
     names
         .iter()

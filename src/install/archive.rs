@@ -98,14 +98,18 @@ impl Incoming {
 }
 
 impl Unverified {
+    /// The name that `checksums.txt` knows it by.
+    pub(crate) fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// Compares the hash; a mismatch deletes the bytes.
     pub(crate) fn verify(self, expected: &str) -> Result<Archive, ArchiveError> {
         if self.sha256 == expected {
             return Ok(Archive { path: self.path, sha256: self.sha256 });
         }
         let _ = std::fs::remove_file(&self.path);
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Err(ArchiveError::Mismatch { name, found: self.sha256, expected: expected.to_owned() })
+        Err(ArchiveError::Mismatch { name: self.name(), found: self.sha256, expected: expected.to_owned() })
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use super::admission::{Admission, Observed};
 use super::release::{Channel, Version};
+use super::staging::SCOPE_PREFIX;
 use crate::durable::{move_aside, read_bounded, sync_parent, write_whole};
 use crate::host::{Account, Host};
 
@@ -297,7 +298,7 @@ impl Record {
         let mut text = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
         text.push(b'\n');
         let owner = Account { uid: 0, gid: host.group("ployz").unwrap_or(0) };
-        write_whole(host, &host.attempts().join(format!("{}.json", self.id)), &text, 0o640, owner)
+        write_whole(host, &record_path(host, &self.id), &text, 0o640, owner)
     }
 
     /// What an attempt without an outcome did to the installation, from the digest of what is in place now: it may have
@@ -340,7 +341,7 @@ pub(crate) fn own_unit() -> Option<String> {
     let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
     let ours = |part: &&str| {
-        let scope = part.strip_prefix("ployz-install-").and_then(|rest| rest.strip_suffix(".scope"));
+        let scope = part.strip_prefix(SCOPE_PREFIX).and_then(|rest| rest.strip_suffix(".scope"));
         scope.is_some_and(|id| id.len() == 8 && id.bytes().all(|b| b.is_ascii_hexdigit()))
             || part.starts_with("ployz-upgrade@")
     };
@@ -373,16 +374,15 @@ fn parse(text: &[u8]) -> Result<Entry, String> {
 
 /// The highest sequence number of any record here.
 fn newest_sequence(host: &Host) -> u64 {
-    let newest = ids(host).unwrap_or_default().into_iter().next();
-    match newest.map(|id| read(&host.attempts().join(format!("{id}.json")))) {
-        Some(Ok(Entry::Record(record))) => record.sequence,
+    match all(host).unwrap_or_default().into_iter().next() {
+        Some((_, Ok(Entry::Record(record)))) => record.sequence,
         _ => 0,
     }
 }
 
 /// What the unit of an attempt left as evidence when it ended, if it did.
 pub fn exit_evidence(host: &Host, id: &str) -> Option<String> {
-    let text = read_bounded(&host.attempts().join(format!("{id}.exit.json")), 4096).ok()?;
+    let text = read_bounded(&exit_path(host, id), 4096).ok()?;
     let value: Map<String, Value> = serde_json::from_slice(&text).ok()?;
     let field = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or("?").to_owned();
     Some(format!(
@@ -393,11 +393,18 @@ pub fn exit_evidence(host: &Host, id: &str) -> Option<String> {
     ))
 }
 
-/// The ids of the attempts that have a record, newest first.
-///
-/// # Errors
-/// When the directory can't be read; one that is not there is empty.
-pub fn ids(host: &Host) -> io::Result<Vec<String>> {
+/// Where the record of an attempt is.
+fn record_path(host: &Host, id: &str) -> PathBuf {
+    host.attempts().join(format!("{id}.json"))
+}
+
+/// Where the evidence that its unit leaves is.
+fn exit_path(host: &Host, id: &str) -> PathBuf {
+    host.attempts().join(format!("{id}.exit.json"))
+}
+
+/// Every attempt that has a record, and what is in it, newest first; each file is read once.
+fn all(host: &Host) -> io::Result<Vec<(String, Result<Entry, ReadError>)>> {
     let mut found = Vec::new();
     let entries = match std::fs::read_dir(host.attempts()) {
         Ok(entries) => entries,
@@ -409,18 +416,27 @@ pub fn ids(host: &Host) -> io::Result<Vec<String>> {
         let Some(id) = name.to_str().and_then(|n| n.strip_suffix(".json")).filter(|id| is_id(id)) else {
             continue;
         };
+        let content = read(&entry.path());
         // Where a record can't be read, its file's time has to do.
-        let order = match read(&entry.path()) {
+        let order = match &content {
             Ok(Entry::Record(record)) => (record.sequence, record.accepted_at),
             _ => {
                 let modified = entry.metadata().and_then(|meta| meta.modified()).ok();
                 (0, modified.and_then(|time| time.try_into().ok()).unwrap_or_default())
             }
         };
-        found.push((order, id.to_owned()));
+        found.push((order, id.to_owned(), content));
     }
-    found.sort_by(|a, b| b.cmp(a));
-    Ok(found.into_iter().map(|(_, id)| id).collect())
+    found.sort_by(|a, b| (b.0, &b.1).cmp(&(a.0, &a.1)));
+    Ok(found.into_iter().map(|(_, id, content)| (id, content)).collect())
+}
+
+/// The ids of the attempts that have a record, newest first.
+///
+/// # Errors
+/// When the directory can't be read; one that is not there is empty.
+pub fn ids(host: &Host) -> io::Result<Vec<String>> {
+    Ok(all(host)?.into_iter().map(|(id, _)| id).collect())
 }
 
 /// The newest record that can be read, with its derived state; `in_place` is the digest of the installed executable.
@@ -432,14 +448,13 @@ pub fn latest(
     admission: &Observed,
     in_place: Option<&str>,
 ) -> Result<Option<(Entry, State)>, ReadError> {
-    let path = host.attempts();
-    let ids = ids(host).map_err(|source| ReadError::Read { path: path.clone(), source })?;
-    let Some(id) = ids.first() else { return Ok(None) };
-    let mut entry = read(&path.join(format!("{id}.json")))?;
+    let all = all(host).map_err(|source| ReadError::Read { path: host.attempts(), source })?;
+    let Some((id, content)) = all.into_iter().next() else { return Ok(None) };
+    let mut entry = content?;
     let state = match &mut entry {
         Entry::Record(record) => {
             record.installation = record.installation_now(in_place);
-            let exit = exit_evidence(host, id);
+            let exit = exit_evidence(host, &id);
             record.state(&host.boot_id(), admission, exit.as_deref())
         }
         Entry::Newer(_) => State::Unknown { why: "written by another release".into() },
@@ -452,12 +467,15 @@ pub fn latest(
 pub(crate) fn close_open(host: &Host, admission: &Admission, in_place: Option<&str>) -> Vec<String> {
     let mut told = Vec::new();
     let boot_id = host.boot_id();
-    let ids = ids(host).unwrap_or_default();
-    for id in ids.iter().filter(|id| *id != admission.attempt()) {
-        let path = host.attempts().join(format!("{id}.json"));
-        match read(&path) {
+    let mut others = all(host).unwrap_or_default();
+    others.retain(|(id, _)| id != admission.attempt());
+    // This one's own record comes next.
+    let forgotten: Vec<String> = others.iter().skip(KEPT - 1).map(|(id, _)| id.clone()).collect();
+    for (id, content) in others {
+        let path = record_path(host, &id);
+        match content {
             Ok(Entry::Record(mut record)) if record.outcome.is_none() => {
-                let exit = exit_evidence(host, id);
+                let exit = exit_evidence(host, &id);
                 // Admission is ours, so nobody else runs.
                 let State::Interrupted { evidence } =
                     record.state(&boot_id, &Observed::Free, exit.as_deref())
@@ -479,10 +497,9 @@ pub(crate) fn close_open(host: &Host, admission: &Admission, in_place: Option<&s
             _ => {}
         }
     }
-    // This one's own record comes next.
-    for id in ids.iter().filter(|id| *id != admission.attempt()).skip(KEPT - 1) {
-        let _ = std::fs::remove_file(host.attempts().join(format!("{id}.json")));
-        let _ = std::fs::remove_file(host.attempts().join(format!("{id}.exit.json")));
+    for id in &forgotten {
+        let _ = std::fs::remove_file(record_path(host, id));
+        let _ = std::fs::remove_file(exit_path(host, id));
     }
     let _ = sync_parent(&host.attempts().join("any"));
     told

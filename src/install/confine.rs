@@ -4,10 +4,16 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
+
+use crate::command::Run;
+use crate::host::Host;
+use crate::interrupt::Interrupt;
 
 /// Confines this process and what it will exec: no capability, `no_new_privs`, and no byte can be written to a file
 /// (pipes and sockets are not files to `RLIMIT_FSIZE`).
@@ -38,4 +44,17 @@ pub(crate) fn become_confined(target: &[OsString]) -> io::Error {
         Ok(()) => Command::new(program).args(arguments).env_clear().exec(),
         Err(e) => e,
     }
+}
+
+/// A program that is not trusted yet, run as it must be: confined, as the account that owns nothing, and with whatever
+/// it starts ended after it.
+pub(crate) fn untrusted<'a>(
+    host: &Host,
+    program: &Path,
+    arguments: &[&str],
+    deadline: Duration,
+    interrupt: &'a Interrupt,
+) -> Run<'a> {
+    let run = Run::new(host.program(), deadline).args(["confine", "--"]).args([program]).args(arguments);
+    run.account(host.untrusted()).contained().interrupt(interrupt)
 }

@@ -5,19 +5,19 @@ use std::path::Path;
 
 use jiff::Timestamp;
 
-use super::acquisition::{Verified, copy_itself};
+use super::acquisition::Verified;
 use super::activation::{self, Activated, Before, Staged, Switched};
 use super::admission::Admission;
 use super::archive::{ArchiveError, MOST_ARCHIVE};
 use super::attempt::{self, Installation, Outcome, Record, Stage};
 use super::events::{Event, Refusal, SCHEMA, Tell, What};
-use super::installed::{Docker, Inode, Inventory, on_disk};
+use super::installed::{Docker, Inventory, on_disk};
 use super::preflight::{self, Problem};
 use super::readiness::{self, Expected};
 use super::source::Settings;
 use super::staging::Staging;
 use super::{Mode, Release, Request, Source, host as prepare, restart, units};
-use crate::durable::writable_by_others;
+use crate::durable::{copy_exactly, writable_by_others};
 use crate::host::Host;
 use crate::interrupt::Interrupt;
 use crate::systemd::Systemd;
@@ -52,6 +52,10 @@ impl Failure {
     #[allow(clippy::needless_pass_by_value, reason = "errors come as they are")]
     pub(super) fn new(reason: &'static str, error: impl ToString) -> Self {
         Self { reason, error: error.to_string(), causes: Vec::new(), help: Vec::new() }
+    }
+
+    pub(super) fn cancelled(signal: &str) -> Self {
+        Self::new("cancelled", format!("cancelled by {signal}"))
     }
 
     pub(super) fn error(self) -> String {
@@ -295,11 +299,12 @@ impl<'a> Flow<'a> {
                 (sha256, Some(archive.sha256))
             }
             Verified::InPlace { archive_sha256 } => {
-                let (_, sha256) = self.before.current.clone().unwrap_or((Inode::default(), String::new()));
-                (sha256, Some(archive_sha256))
+                (self.before.keepable().unwrap_or_default().to_owned(), Some(archive_sha256))
             }
             Verified::Itself => {
-                let sha256 = copy_itself(self.host.program(), next)?;
+                let sha256 = copy_exactly(self.host.program(), next).map_err(|e| {
+                    Failure::new("disk", format!("copying the running executable to {next:?}: {e}"))
+                })?;
                 let described = self.before.inventory.describes(&sha256);
                 let archive_sha256 = described.and_then(|described| described.archive_sha256.clone());
                 (sha256, archive_sha256)
@@ -507,7 +512,7 @@ impl<'a> Flow<'a> {
     /// Before activation: nobody asked for an end, and somebody listens.
     pub(super) fn not_cancelled(&self) -> Result<(), Failure> {
         if let Some(signal) = self.interrupt.requested() {
-            return Err(Failure::new("cancelled", format!("cancelled by {signal}")));
+            return Err(Failure::cancelled(signal));
         }
         if self.deaf {
             return Err(Failure::new("cancelled", "cancelled: nobody reads the output any more"));

@@ -121,7 +121,7 @@ impl Inventory {
 }
 
 /// A file's device and inode: what it is, whatever it is called.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inode(u64, u64);
 
 impl Inode {

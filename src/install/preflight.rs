@@ -6,10 +6,11 @@ use std::time::Duration;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use serde::{Deserialize, Serialize};
 
+use super::confine;
 use super::installed::Inventory;
 use super::release::Version;
 use super::units::{self, EXECUTABLE, SERVICE, Unit};
-use crate::command::{CommandError, Run};
+use crate::command::CommandError;
 use crate::durable::writable_by_others;
 use crate::host::Host;
 use crate::interrupt::Interrupt;
@@ -102,9 +103,13 @@ pub(crate) fn host_problems(host: &Host, systemd: Option<Systemd>, bytes: u64) -
     problems
 }
 
-/// The nearest existing directory above decides what can be written.
+/// What exists of a directory or above it: that decides what can be written there.
+fn nearest(dir: &Path) -> Option<&Path> {
+    dir.ancestors().find(|path| path.exists())
+}
+
 fn filesystem_problems(dir: &Path, bytes: u64) -> Vec<Problem> {
-    let Some(existing) = dir.ancestors().find(|p| p.exists()) else { return Vec::new() };
+    let Some(existing) = nearest(dir) else { return Vec::new() };
     let shown = existing.display();
     let stat = match statvfs(existing) {
         Ok(stat) => stat,
@@ -133,8 +138,9 @@ fn filesystem_problems(dir: &Path, bytes: u64) -> Vec<Problem> {
 }
 
 fn is_read_only(dir: &Path) -> bool {
-    let existing = dir.ancestors().find(|p| p.exists());
-    existing.and_then(|path| statvfs(path).ok()).is_some_and(|stat| stat.flags().contains(FsFlags::ST_RDONLY))
+    nearest(dir)
+        .and_then(|path| statvfs(path).ok())
+        .is_some_and(|stat| stat.flags().contains(FsFlags::ST_RDONLY))
 }
 
 /// What root is about to trust, others must not be able to change. Groups are the administrator's affair (`staff` on
@@ -162,7 +168,7 @@ fn owner_problems(host: &Host) -> Vec<Problem> {
 fn boot_problem(host: &Host, dir: &Path) -> Option<Problem> {
     use std::os::unix::fs::MetadataExt;
     let device = |path: &Path| std::fs::metadata(path).map(|meta| meta.dev()).ok();
-    let existing = dir.ancestors().find(|p| p.exists())?;
+    let existing = nearest(dir)?;
     let early = [device(&host.root()), device(&host.usr())];
     let own = device(existing)?;
     (!early.contains(&Some(own))).then(|| {
@@ -183,8 +189,7 @@ fn masked(host: &Host, name: &str) -> Option<Problem> {
 
 /// What stands between a unit file of ours and what systemd does with it.
 pub(super) fn unit_problems(host: &Host, systemd: Systemd, units: &[Unit]) -> Vec<Problem> {
-    let names: Vec<&str> =
-        units.iter().map(|unit| unit.name.as_str()).filter(|name| !name.contains('@')).collect();
+    let names = units::loadable(units);
     let shown = match systemd.show(&names) {
         Ok(shown) => shown,
         Err(e) => {
@@ -240,9 +245,7 @@ pub(crate) fn ask_version(
     interrupt: &Interrupt,
 ) -> Result<About, Refused> {
     let ask = |arguments: &[&str]| {
-        let target = [Path::new("confine"), Path::new("--"), binary];
-        let run = Run::new(host.program(), deadline).args(target).args(arguments).account(host.untrusted());
-        run.contained().most_output(64 * 1024).interrupt(interrupt).check()
+        confine::untrusted(host, binary, arguments, deadline, interrupt).most_output(64 * 1024).check()
     };
     let refused = |e: CommandError| match e {
         CommandError::Cancelled { signal } => {

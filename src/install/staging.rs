@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use super::admission::Admission;
 use crate::command::Run;
-use crate::durable::{self, create_new, make_dir, random_hex, seal, sha256};
+use crate::durable::{self, copy_exactly, make_dir, random_hex, seal};
 use crate::host::{Account, Host};
 
 /// What an installer's scope is called.
-const SCOPE_PREFIX: &str = "ployz-install-";
+pub(crate) const SCOPE_PREFIX: &str = "ployz-install-";
+/// How systemd-run is asked for one.
+const SCOPE: [&str; 4] = ["--scope", "--collect", "--quiet", "--description=ployzd install"];
 /// More than the deadlines of all stages together.
 const SCOPE_SECONDS: u32 = 3600;
 
@@ -117,13 +119,8 @@ pub(crate) fn copy_of_own(host: &Host) -> io::Result<PathBuf> {
     let dir = host.own_copies().join(format!("{}.{}", std::process::id(), random_hex(4)?));
     make_dir(&dir, 0o700)?;
     let path = dir.join("ployzd");
-    let mut copy = create_new(&path)?;
-    io::copy(&mut File::open("/proc/self/exe")?, &mut copy)?;
-    seal(host, &copy, 0o755, Account { uid: 0, gid: 0 })?;
-    drop(copy);
-    if sha256(File::open(&path)?)? != sha256(File::open("/proc/self/exe")?)? {
-        return Err(io::Error::other("the copy differs from what is running"));
-    }
+    copy_exactly("/proc/self/exe".as_ref(), &path)?;
+    seal(host, &File::open(&path)?, 0o755, Account { uid: 0, gid: 0 })?;
     Ok(path)
 }
 
@@ -135,8 +132,10 @@ pub(crate) fn become_program(program: &Path, scope: Option<&str>, environment: &
         None => Command::new(program),
         Some(name) => {
             let mut command = Command::new("systemd-run");
-            command.args(["--scope", "--collect", "--quiet", "--description=ployzd install"]);
-            command.arg(format!("--unit={name}")).arg(format!("--property=RuntimeMaxSec={SCOPE_SECONDS}"));
+            command
+                .args(SCOPE)
+                .arg(format!("--unit={name}"))
+                .arg(format!("--property=RuntimeMaxSec={SCOPE_SECONDS}"));
             command.arg("--property=TimeoutStopSec=20s");
             command.arg("--").arg(program);
             command
@@ -150,9 +149,8 @@ pub(crate) fn become_program(program: &Path, scope: Option<&str>, environment: &
 /// could not be told from a failed installation.)
 pub(crate) fn try_scope() -> Result<String, String> {
     let name = format!("{SCOPE_PREFIX}{}", random_hex(4).map_err(|e| e.to_string())?);
-    let probe = ["--scope", "--collect", "--quiet", "--description=ployzd install", "--", "true"];
-    let probe =
-        Run::new("systemd-run", Duration::from_secs(10)).args([format!("--unit={name}-probe")]).args(probe);
+    let probe = Run::new("systemd-run", Duration::from_secs(10)).args(SCOPE);
+    let probe = probe.args([format!("--unit={name}-probe")]).args(["--", "true"]);
     probe.check().map(|_| name).map_err(|e| e.to_string())
 }
 

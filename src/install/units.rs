@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::admission::Admission;
-use crate::command::Run;
+use super::confine;
 use crate::durable::{make_dir, read_bounded, sync_parent, write_whole};
 use crate::host::{Account, Host};
 use crate::interrupt::Interrupt;
@@ -59,9 +59,8 @@ pub(crate) fn ask(
     deadline: Duration,
     interrupt: &Interrupt,
 ) -> Result<Option<Vec<Unit>>, String> {
-    let target = [Path::new("confine"), Path::new("--"), binary, Path::new("units"), Path::new("--json")];
-    let run = Run::new(host.program(), deadline).args(target).account(host.untrusted()).contained();
-    let ended = match run.most_output(MOST_UNITS * MOST_UNIT).interrupt(interrupt).run() {
+    let run = confine::untrusted(host, binary, &["units", "--json"], deadline, interrupt);
+    let ended = match run.most_output(MOST_UNITS * MOST_UNIT).run() {
         Ok(ended) if ended.status.success() => ended,
         // What it says to a verb that it does not know.
         Ok(ended) if ended.status.code() == Some(2) => return Ok(None),
@@ -194,19 +193,12 @@ pub(crate) fn write(host: &Host, unit: &Unit, _admission: &Admission) -> std::io
 
 /// Enables units without a running systemd: the links that `systemctl enable` would make.
 pub(crate) fn enable_offline(host: &Host, units: &[&Unit], _admission: &Admission) -> std::io::Result<()> {
-    for unit in units {
-        let wanted_by = unit.content.lines().filter_map(|line| line.strip_prefix("WantedBy="));
-        for target in wanted_by.flat_map(str::split_whitespace) {
-            let wants = host.admin_units().join(format!("{target}.wants"));
-            make_dir(&wants, 0o755)?;
-            let link = wants.join(&unit.name);
-            match std::os::unix::fs::symlink(
-                Path::new("/usr/local/lib/systemd/system").join(&unit.name),
-                &link,
-            ) {
-                Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
-                _ => sync_parent(&link)?,
-            }
+    for (unit, link) in links(host, units) {
+        make_dir(link.parent().unwrap_or(&link), 0o755)?;
+        let file = Path::new("/usr/local/lib/systemd/system").join(&unit.name);
+        match std::os::unix::fs::symlink(file, &link) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
+            _ => sync_parent(&link)?,
         }
     }
     Ok(())
@@ -214,17 +206,30 @@ pub(crate) fn enable_offline(host: &Host, units: &[&Unit], _admission: &Admissio
 
 /// Makes the links that `systemctl enable` made durable.
 pub(crate) fn sync_links(host: &Host, units: &[&Unit]) -> std::io::Result<()> {
-    for unit in units {
-        let wanted_by = unit.content.lines().filter_map(|line| line.strip_prefix("WantedBy="));
-        for target in wanted_by.flat_map(str::split_whitespace) {
-            let link = host.admin_units().join(format!("{target}.wants")).join(&unit.name);
-            match sync_parent(&link) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
-                _ => {}
-            }
+    for (_, link) in links(host, units) {
+        match sync_parent(&link) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+            _ => {}
         }
     }
     sync_parent(&host.admin_units().join("any"))
+}
+
+/// The links that enabling makes: `sockets.target.wants/ployz.socket`.
+fn links<'a>(host: &Host, units: &[&'a Unit]) -> Vec<(&'a Unit, PathBuf)> {
+    let of = |unit: &&'a Unit| {
+        let unit = *unit;
+        let wanted_by = unit.content.lines().filter_map(|line| line.strip_prefix("WantedBy="));
+        let targets = wanted_by.flat_map(str::split_whitespace);
+        let link = |target| (unit, host.admin_units().join(format!("{target}.wants")).join(&unit.name));
+        targets.map(link).collect::<Vec<_>>()
+    };
+    units.iter().flat_map(of).collect()
+}
+
+/// The names of the units that systemd can be asked about: a template is not one, only its instances are.
+pub(crate) fn loadable(units: &[Unit]) -> Vec<&str> {
+    units.iter().map(|unit| unit.name.as_str()).filter(|name| !name.contains('@')).collect()
 }
 
 /// The names of the units that are sockets, and of those that are services, without templates.

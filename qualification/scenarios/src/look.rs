@@ -7,6 +7,20 @@ use crate::machine::Machine;
 /// The path of everything.
 const PLOYZD: &str = "/usr/local/bin/ployzd";
 
+/// What is shown of a machine when its test has failed: a title, and what is run there.
+pub(crate) const SECTIONS: [(&str, &str); 4] = [
+    ("status", "/usr/local/bin/ployzd status"),
+    (
+        "attempts",
+        "cd /var/lib/ployz-install && cat admission.lock; ls -la attempts; tail -n +1 attempts/*.json",
+    ),
+    (
+        "files",
+        "ls -laR /usr/local/bin /usr/local/lib/ployz /usr/local/lib/systemd; cat /etc/ployz/install.json",
+    ),
+    ("journal", "journalctl -b --no-pager -n 80"),
+];
+
 /// Everything that must be the same when nothing was done: files with inode, times and mode, processes, and how often
 /// systemd has loaded its units.
 const WATCH: &str = r"

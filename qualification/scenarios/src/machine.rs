@@ -10,19 +10,10 @@ use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::lab::{lab, scratch};
+use crate::look;
 use crate::releases::{Release, release};
 use crate::run::{Run, USUAL};
 use crate::server::Server;
-
-/// Stops every process before the power is gone: nobody shall see, and note, that somebody else was killed. What was
-/// entered from outside (parent 0) goes on, since its parent there would stop with it and could not reap it.
-const STOP: &str = r#"
-    for status in /proc/[0-9]*/status; do
-        pid=${status#/proc/} pid=${pid%/status}
-        parent=$(sed -n 's/^PPid:[^0-9]*//p' "$status" 2>/dev/null) || continue
-        [ "$pid" = $$ ] || [ "$pid" = 1 ] || [ "${parent:-0}" = 0 ] || kill -STOP "$pid" 2>/dev/null
-    done
-    true"#;
 
 /// What a machine is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -253,7 +244,6 @@ impl Machine {
     /// Takes its power away, and boots it again.
     #[track_caller]
     pub fn lose_power(&self) {
-        self.run(STOP).ok();
         lab().machine(USUAL, &["kill", &self.name]).ok();
         self.start();
     }
@@ -276,20 +266,8 @@ impl Machine {
 
     /// Everything that tells what happened here.
     fn show(&self) {
-        let sections = [
-            ("units", "systemctl status --no-pager -l -n 5 'ployz*'"),
-            ("status", "/usr/local/bin/ployzd status"),
-            (
-                "attempts",
-                "cd /var/lib/ployz-install && cat admission.lock; ls -la attempts; tail -n +1 attempts/*.json",
-            ),
-            (
-                "files",
-                "ls -laR /usr/local/bin /usr/local/lib/ployz /usr/local/lib/systemd; cat /etc/ployz/install.json",
-            ),
-            ("journal", "journalctl -b --no-pager -n 80"),
-        ];
-        for (title, command) in sections {
+        let units = ("units", "systemctl status --no-pager -l -n 5 'ployz*'");
+        for (title, command) in [units].into_iter().chain(look::SECTIONS) {
             eprintln!(
                 "=== {} ({}): {title}\n{}",
                 self.name,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lab::{caches, note, repository};
+use crate::look;
 use crate::machine::quoted;
 use crate::releases::Release;
 use crate::run::{Run, USUAL, host_within};
@@ -173,19 +174,8 @@ impl Vm {
 
     /// Everything that tells what happened here.
     fn show(&self) {
-        let sections = [
-            ("status", "/usr/local/bin/ployzd status; systemctl --failed --no-pager"),
-            (
-                "attempts",
-                "cd /var/lib/ployz-install && cat admission.lock; ls -la attempts; tail -n +1 attempts/*.json",
-            ),
-            (
-                "files",
-                "ls -laR /usr/local/bin /usr/local/lib/ployz /usr/local/lib/systemd; cat /etc/ployz/install.json",
-            ),
-            ("journal", "journalctl -b --no-pager -n 80"),
-        ];
-        for (title, command) in sections {
+        let failed = ("failed units", "systemctl --failed --no-pager");
+        for (title, command) in [failed].into_iter().chain(look::SECTIONS) {
             note(&format!("=== {}: {title}\n{}", self.name, self.run(command).both().trim_end()));
         }
         note(&format!("=== {}: console\n{}", self.name, self.ask(USUAL, "console", &[]).both().trim_end()));
