@@ -1,11 +1,14 @@
 //! The command lines: verbs, flags, screens, exit codes. The only place that prints and decides how a process ends.
 
+pub(crate) mod attempt;
 pub(crate) mod install;
 pub(crate) mod machine;
 pub(crate) mod operator;
 pub(crate) mod output;
 pub(crate) mod ployzd;
 pub(crate) mod status;
+pub(crate) mod upgrade;
+pub(crate) mod worker;
 
 use std::process::ExitCode;
 

@@ -8,6 +8,7 @@
 
 pub(crate) mod api;
 pub(crate) mod identity;
+mod upgrades;
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -28,7 +29,7 @@ use crate::host::Host;
 use api::{Machine, Peer};
 
 /// Connections at once, of root and of all others each; more are told to come again.
-const MOST_CONNECTIONS: usize = 64;
+const MOST_CONNECTIONS: usize = 256;
 /// What they are told.
 const FULL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
@@ -56,7 +57,10 @@ pub(crate) enum DaemonError {
 pub(crate) fn run(host: Host, version: &'static str) -> Result<(), DaemonError> {
     let listener = socket()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve(host, version, listener))
+    let served = runtime.block_on(serve(host, version, listener));
+    // A lookup at the release source that is under way is nobody's any more.
+    runtime.shutdown_background();
+    served
 }
 
 fn socket() -> Result<StdListener, DaemonError> {

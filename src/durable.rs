@@ -45,19 +45,47 @@ pub(crate) fn write_whole(
     mode: u32,
     owner: Account,
 ) -> io::Result<()> {
+    put_whole(host, path, content, mode, owner, true)?;
+    sync_parent(path)
+}
+
+fn put_whole(
+    host: &Host,
+    path: &Path,
+    content: &[u8],
+    mode: u32,
+    owner: Account,
+    durable: bool,
+) -> io::Result<()> {
     let name = path.file_name().ok_or_else(|| io::Error::other("a path without a file name"))?;
     let temporary = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), random_hex(RANDOM)?));
     let written = (|| {
         let mut file = create_new(&temporary)?;
         file.write_all(content)?;
-        seal(host, &file, mode, owner)?;
+        give(host, &file, mode, owner)?;
+        if durable {
+            file.sync_all()?;
+        }
         std::fs::rename(&temporary, path)
     })();
     if written.is_err() {
         let _ = std::fs::remove_file(&temporary);
     }
-    written?;
-    sync_parent(path)
+    written
+}
+
+/// Writes a file whole for readers of this boot: a power loss may leave it empty or take it back.
+///
+/// # Errors
+/// The system's; the temporary file is gone then.
+pub(crate) fn write_fleeting(
+    host: &Host,
+    path: &Path,
+    content: &[u8],
+    mode: u32,
+    owner: Account,
+) -> io::Result<()> {
+    put_whole(host, path, content, mode, owner, false)
 }
 
 /// Removes what a crash in [`write_whole`] left in a directory: temporary files for names that `ours` accepts. Only for
@@ -75,7 +103,7 @@ pub(crate) fn sweep(dir: &Path, ours: impl Fn(&str) -> bool) {
     }
 }
 
-/// Opens a file that must not exist yet, for reading and writing, private until [`seal`]ed.
+/// Opens a file that must not exist yet, for reading and writing, private until it is given away.
 ///
 /// # Errors
 /// The system's; `AlreadyExists` for a name that is taken, a symbolic link included.
@@ -104,14 +132,10 @@ pub(crate) fn copy_exactly(from: &Path, to: &Path) -> io::Result<String> {
     Ok(digest)
 }
 
-/// Gives a written file its owner and mode and makes its content durable.
-///
-/// # Errors
-/// The system's.
-pub(crate) fn seal(host: &Host, file: &File, mode: u32, owner: Account) -> io::Result<()> {
+/// Gives a file its owner and mode.
+fn give(host: &Host, file: &File, mode: u32, owner: Account) -> io::Result<()> {
     host.own(file, owner.uid, owner.gid)?;
-    file.set_permissions(std::fs::Permissions::from_mode(mode))?;
-    file.sync_all()
+    file.set_permissions(std::fs::Permissions::from_mode(mode))
 }
 
 /// Makes the names in the directory that holds `path` durable.

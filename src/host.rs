@@ -146,9 +146,22 @@ impl Host {
     pub fn api(&self) -> PathBuf {
         self.at("run/ployz/ployz.sock")
     }
+    /// The upgrade door.
+    pub fn door(&self) -> PathBuf {
+        self.at("run/ployz-upgrade/upgrade.sock")
+    }
     /// Where unit `name` of ours is, or would be.
     pub fn unit(&self, name: &str) -> PathBuf {
         self.units().join(name)
+    }
+
+    /// A path as PID 1 sees it, whatever mounts this process has of its own; as this process sees it where PID 1's view
+    /// can't be entered.
+    pub fn as_pid_1_sees(&self, path: &Path) -> PathBuf {
+        let Ok(inside) = path.strip_prefix("/") else { return path.to_owned() };
+        let seen = Path::new("/proc/1/root").join(inside);
+        let same_root = self.privileged && self.systemd_runs();
+        if same_root && seen.exists() { seen } else { path.to_owned() }
     }
 
     /// The account named so in `/etc/passwd`, if there is one.
@@ -207,15 +220,19 @@ impl Host {
     /// # Errors
     /// The system's.
     pub fn own(&self, file: &std::fs::File, uid: u32, gid: u32) -> std::io::Result<()> {
-        if self.privileged {
+        use std::os::unix::fs::MetadataExt;
+        let meta = file.metadata()?;
+        if self.privileged && (meta.uid(), meta.gid()) != (uid, gid) {
             nix::unistd::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
         }
         Ok(())
     }
 
-    /// The boot that this is: a random id that the kernel makes at each boot.
+    /// The boot that this is: a random id that the kernel makes at each boot. A unit from which `/proc/sys` is hidden is
+    /// told by systemd.
     pub fn boot_id(&self) -> String {
-        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
+        let text = kernel.or_else(|| std::env::var("PLOYZ_BOOT_ID").ok()).unwrap_or_default();
         text.trim().replace('-', "")
     }
 

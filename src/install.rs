@@ -14,6 +14,9 @@
 //! 10. *confirm*: it runs, is ready, and stays so.
 //!
 //! Each step makes the value that the next one takes, so that none can be left out.
+//!
+//! An upgrade is the same flow with another entry: the daemon [`upgrade::resolve`]s and asks at the door, and the worker
+//! behind it accepts and carries it out, in a unit of its own and from a copy of its own.
 
 pub mod admission;
 pub mod attempt;
@@ -21,21 +24,25 @@ pub mod events;
 pub mod installed;
 pub mod plan;
 pub mod preflight;
+pub mod records;
 pub mod release;
 pub mod source;
 pub mod status;
 pub mod units;
+pub mod upgrade;
 
 mod acquisition;
 mod activation;
 mod archive;
 pub(crate) mod confine;
+mod door;
 pub(crate) mod fetch;
 mod flow;
 mod host;
 mod readiness;
 mod restart;
 pub(crate) mod staging;
+pub(crate) mod worker;
 
 use std::path::PathBuf;
 
@@ -59,6 +66,8 @@ pub enum Mode {
     SoftwareOnly,
     /// Files only, for building images: systemd is never contacted.
     InstallationOnly,
+    /// Everything must be there, and what the host is prepared with is no affair of this: an upgrade by the worker.
+    Upgrade,
 }
 
 /// Which release is wanted.
@@ -102,8 +111,8 @@ pub(crate) struct Release {
 /// Where the bytes of a release are.
 #[derive(Debug)]
 enum Source {
-    /// At the published source; what it says of its files has been fetched.
-    Published { sums: archive::Sums },
+    /// At the published source; what it says of its files, where that was fetched before admission.
+    Published { sums: Option<archive::Sums> },
     /// Here.
     Local { archive: PathBuf, checksums: PathBuf },
     /// They are running.
@@ -152,18 +161,38 @@ pub(crate) fn can_run_children(host: &Host) -> Result<(), Refusal> {
     Err(Refusal::one("/proc is not mounted here", "mount it: mount -t proc proc /proc"))
 }
 
-/// Makes one exact release of what is wanted, once. A channel's pointer never leads below what is installed nor to
-/// another major line; a release that definitely does not exist is refused here.
+/// Makes one exact release of what is wanted, once; one that definitely does not exist is refused here.
 fn resolve(
     host: &Host,
     settings: &Settings,
     request: &Request,
     interrupt: &Interrupt,
-) -> Result<Release, Refusal> {
+) -> Result<Release, Unresolved> {
+    let (version, requested) =
+        select(host, settings, request.wanted, request.label, request.own_version, interrupt)?;
+    let source = match (&request.local, request.wanted) {
+        (_, Wanted::Itself) => Source::Itself,
+        (Some((archive, checksums)), _) => {
+            Source::Local { archive: archive.clone(), checksums: checksums.clone() }
+        }
+        (None, _) => Source::Published { sums: Some(published(host, settings, version, interrupt)?) },
+    };
+    Ok(Release { version, requested, source })
+}
+
+/// The version that is wanted. A channel's pointer never leads below what is installed nor to another major line.
+fn select(
+    host: &Host,
+    settings: &Settings,
+    wanted: Wanted,
+    label: Option<Channel>,
+    own_version: Version,
+    interrupt: &Interrupt,
+) -> Result<(Version, Requested), Unresolved> {
     let (inventory, _) = Inventory::read(host);
     let installed = inventory.current.map(|current| current.version);
-    let (version, requested) = match request.wanted {
-        Wanted::Exact(version) => match request.label {
+    let (version, requested) = match wanted {
+        Wanted::Exact(version) => match label {
             None => (version, Requested::Exact(version)),
             // Someone else followed the pointer; its rules hold all the same.
             Some(channel) => {
@@ -172,9 +201,9 @@ fn resolve(
                 (version, Requested::Channel(channel))
             }
         },
-        Wanted::Itself => (request.own_version, Requested::Itself),
+        Wanted::Itself => (own_version, Requested::Itself),
         Wanted::Channel(channel) => {
-            let major = installed.unwrap_or(request.own_version).major;
+            let major = installed.unwrap_or(own_version).major;
             let url = settings.pointer_url(major, channel);
             let pointer =
                 fetch::fetch_small(host, settings, &url, 4096, interrupt).map_err(|e| unresolved(&e))?;
@@ -185,56 +214,72 @@ fn resolve(
     };
     if let Some(floor) = settings.floor.filter(|floor| version < *floor) {
         let what = format!("{version} is older than {floor}, the oldest that this Machine's settings accept");
-        return Err(Refusal::one(what, format!("look at floor in {}", host.settings().display())));
+        let help = format!("look at floor in {}", host.settings().display());
+        return Err(Unresolved::Refused(Problem::new(what, help)));
     }
-    let source = match (&request.local, request.wanted) {
-        (_, Wanted::Itself) => Source::Itself,
-        (Some((archive, checksums)), _) => {
-            Source::Local { archive: archive.clone(), checksums: checksums.clone() }
-        }
-        (None, _) => {
-            let most = archive::MOST_CHECKSUMS;
-            let url = settings.checksums_url(version);
-            let checksums =
-                fetch::fetch_small(host, settings, &url, most, interrupt).map_err(|e| unresolved(&e))?;
-            let signature = match &settings.signing_key {
-                None => None,
-                Some(_) => {
-                    let url = settings.signature_url(version);
-                    match fetch::fetch_small(host, settings, &url, archive::MOST_SIGNATURE, interrupt) {
-                        Ok(signature) => Some(signature),
-                        // Verification refuses it as what it is.
-                        Err(fetch::FetchError::NotFound { .. }) => None,
-                        Err(e) => return Err(unresolved(&e)),
-                    }
-                }
-            };
-            Source::Published { sums: archive::Sums { checksums, signature } }
-        }
-    };
-    Ok(Release { version, requested, source })
+    Ok((version, requested))
 }
 
-fn refused_pointer(error: &release::PointerError) -> Refusal {
-    Refusal::one(error.to_string(), "ask for an exact version: --version X.Y.Z")
+/// What the source says of a release's files, and its signature where one counts.
+fn published(
+    host: &Host,
+    settings: &Settings,
+    version: Version,
+    interrupt: &Interrupt,
+) -> Result<archive::Sums, Unresolved> {
+    let fetch = |url: &str, most| fetch::fetch_small(host, settings, url, most, interrupt);
+    let checksums = fetch(&settings.checksums_url(version), archive::MOST_CHECKSUMS);
+    let checksums = checksums.map_err(|e| unresolved(&e))?;
+    let signature = match &settings.signing_key {
+        None => None,
+        Some(_) => match fetch(&settings.signature_url(version), archive::MOST_SIGNATURE) {
+            Ok(signature) => Some(signature),
+            // Verification refuses it as what it is.
+            Err(fetch::FetchError::NotFound { .. }) => None,
+            Err(e) => return Err(unresolved(&e)),
+        },
+    };
+    Ok(archive::Sums { checksums, signature })
 }
 
-fn unresolved(error: &fetch::FetchError) -> Refusal {
-    let help = match error {
-        fetch::FetchError::NotFound { .. } => "there is no such release: ask for another version or channel",
-        fetch::FetchError::Unreachable { .. } => {
-            "the source can't be reached now: try again later, or use --archive"
+/// Why a request does not become one exact release. Nothing was accepted.
+#[derive(Debug)]
+pub enum Unresolved {
+    /// The source says that there is no such release.
+    NoSuchRelease(Problem),
+    /// The source can't be asked now.
+    Unreachable(Problem),
+    /// It may not be this one, or not from this source.
+    Refused(Problem),
+}
+
+fn refused_pointer(error: &release::PointerError) -> Unresolved {
+    Unresolved::Refused(Problem::new(error.to_string(), "ask for an exact version: --version X.Y.Z"))
+}
+
+fn unresolved(error: &fetch::FetchError) -> Unresolved {
+    let problem = |help: &str| Problem::new(error.to_string(), help);
+    match error {
+        fetch::FetchError::NotFound { .. } => {
+            Unresolved::NoSuchRelease(problem("there is no such release: ask for another version or channel"))
         }
-        _ => "look at the source and proxy in /etc/ployz/install.json",
-    };
-    Refusal::one(error.to_string(), help)
+        fetch::FetchError::Unreachable { .. } => Unresolved::Unreachable(problem(
+            "the source can't be reached now: try again later, or use --archive",
+        )),
+        _ => Unresolved::Refused(problem("look at the source and proxy in /etc/ployz/install.json")),
+    }
 }
 
 /// Takes admission under a new attempt's id.
 fn admit(host: &Host, kind: &str) -> Result<Admission, Refusal> {
     let id = crate::durable::random_hex(16).map_err(|e| Refusal::one(e.to_string(), "try again"))?;
+    admit_as(host, kind, &id)
+}
+
+/// Takes admission under the id that an attempt shall have.
+fn admit_as(host: &Host, kind: &str, id: &str) -> Result<Admission, Refusal> {
     let since = jiff::Timestamp::now();
-    let holder = Holder { attempt: id, kind: kind.to_owned(), pid: std::process::id(), since };
+    let holder = Holder { attempt: id.to_owned(), kind: kind.to_owned(), pid: std::process::id(), since };
     match Admission::try_take(host, holder) {
         Ok(admission) => Ok(admission),
         Err(AdmissionError::Busy(busy)) => Err(Refusal::Busy(busy)),

@@ -30,6 +30,15 @@ impl Interrupt {
         Ok(Self { signals, seen: std::cell::Cell::new(None), terminate: std::cell::Cell::new(false) })
     }
 
+    /// One that never comes: for what is given up by its own deadline alone.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn never() -> std::io::Result<Self> {
+        let signals = SignalFd::with_flags(&SigSet::empty(), SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+        Ok(Self { signals, seen: std::cell::Cell::new(None), terminate: std::cell::Cell::new(false) })
+    }
+
     /// The name of the first signal that came, if one has.
     pub fn requested(&self) -> Option<&'static str> {
         while let Ok(Some(info)) = self.signals.read_signal() {

@@ -71,7 +71,7 @@ fn shown(output: &Output) -> (i32, String, String) {
 }
 
 /// Every command line that has a help, and the golden file's name.
-const HELP: [(&str, &[&str]); 11] = [
+const HELP: [(&str, &[&str]); 15] = [
     ("ployzd", &[]),
     ("ployzd-install", &["install"]),
     ("ployzd-status", &["status"]),
@@ -82,6 +82,10 @@ const HELP: [(&str, &[&str]); 11] = [
     ("ployzd-units", &["units"]),
     ("ployzd-daemon", &["daemon"]),
     ("ployzd-fetch", &["fetch"]),
+    ("ployzd-upgrade", &["upgrade"]),
+    ("ployzd-attempt", &["attempt"]),
+    ("ployzd-upgrade-worker", &["upgrade-worker"]),
+    ("ployzd-upgrade-ended", &["upgrade-ended"]),
     ("ployzd-confine", &["confine"]),
 ];
 

@@ -26,8 +26,19 @@ const TOOLS: [(&str, &[&str]); 7] = [
 /// What of the installation module the daemon and the operator's client see: to hold admission for a mutation, to read
 /// an attempt and what is installed, to ask for an installation. What changes an installation takes an `Admission`,
 /// which neither can make.
-const INTERFACE: [&str; 8] =
-    ["admission", "attempt", "events", "installed", "release", "source", "Request", "install"];
+const INTERFACE: [&str; 11] = [
+    "admission",
+    "attempt",
+    "events",
+    "installed",
+    "records",
+    "release",
+    "source",
+    "upgrade",
+    "Request",
+    "Unresolved",
+    "install",
+];
 
 /// Every file below `src`, but for the two shims.
 fn sources() -> Vec<Source> {

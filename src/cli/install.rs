@@ -187,7 +187,7 @@ pub(crate) fn log() {
     }
 }
 
-fn exit_of(record: &Record) -> Exit {
+pub(crate) fn exit_of(record: &Record) -> Exit {
     match &record.outcome {
         Some(Outcome::Succeeded { .. } | Outcome::Installed { .. }) => Exit::Done,
         Some(Outcome::Failed { .. }) if record.installation == Installation::Unchanged => Exit::Unchanged,

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::output::{self, error};
-use super::{Exit, install, machine, status};
+use super::{Exit, attempt, install, machine, status, upgrade, worker};
 use crate::host::Host;
 use crate::install::preflight::About;
 use crate::install::release::{Channel, Version};
@@ -32,6 +32,13 @@ enum Verb {
     /// Without --version and --channel this executable installs itself; run from /usr/local/bin it repairs what is
     /// installed. Nothing is replaced or restarted that is in place and running already.
     Install(Install),
+    /// Ask the daemon for an upgrade, and follow it (root or group ployz)
+    ///
+    /// The attempt is carried out by a worker of its own: it goes on whatever becomes of this command, of the session or
+    /// of the daemon. Under the same --attempt it is never started twice.
+    Upgrade(Upgrade),
+    /// Show an attempt to install or upgrade: by default the latest
+    Attempt(Attempt),
     /// Show what runs, what is installed, and where they differ
     Status(Json),
     /// Initialize or reset this Machine
@@ -46,6 +53,12 @@ enum Verb {
     /// Fetch what an order on stdin names, confined
     #[command(hide = true)]
     Fetch,
+    /// Serve the connection to the upgrade door that systemd passes
+    #[command(hide = true)]
+    UpgradeWorker,
+    /// Leave how the unit of an upgrade ended beside its record
+    #[command(hide = true)]
+    UpgradeEnded,
     /// Confine this process and become another
     #[command(hide = true)]
     Confine {
@@ -95,6 +108,44 @@ pub(crate) struct Install {
     pub(crate) json: bool,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct Upgrade {
+    /// This exact release
+    #[arg(long, value_name = "X.Y.Z", required_unless_present = "channel")]
+    pub(crate) version: Option<Version>,
+    /// What this channel points to now: stable or beta
+    #[arg(long, value_name = "CHANNEL", conflicts_with = "version")]
+    pub(crate) channel: Option<Channel>,
+    /// The id that the attempt shall have (32 lower-case hex digits; by default a random one)
+    #[arg(long, value_name = "ID")]
+    pub(crate) attempt: Option<String>,
+    /// Return as soon as it is accepted
+    #[arg(long)]
+    pub(crate) no_follow: bool,
+    /// Print one JSON object a line; the last is the outcome
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Attempt {
+    /// Its id
+    #[arg(value_name = "ID", conflicts_with_all = ["latest", "list"])]
+    pub(crate) id: Option<String>,
+    /// The latest one
+    #[arg(long, conflicts_with = "list")]
+    pub(crate) latest: bool,
+    /// All that are recorded, newest first
+    #[arg(long, conflicts_with = "follow")]
+    pub(crate) list: bool,
+    /// Follow it to its end
+    #[arg(long)]
+    pub(crate) follow: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum DockerChoice {
     /// Use the Docker that is there
@@ -134,7 +185,7 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
             // Whoever reads JSON reads an outcome, whatever it is.
             let mut arguments = std::env::args_os().skip(1);
             if exit == Exit::Usage
-                && arguments.next().is_some_and(|verb| verb == "install")
+                && arguments.next().is_some_and(|verb| verb == "install" || verb == "upgrade")
                 && arguments.any(|a| a == "--json")
             {
                 install::print_refused(
@@ -148,6 +199,8 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
     let host = Host::system();
     match command.verb {
         Verb::Install(arguments) => install::run(&host, version, &arguments),
+        Verb::Upgrade(arguments) => upgrade::run(&host, &arguments),
+        Verb::Attempt(arguments) => attempt::run(&host, &arguments),
         Verb::Status(Json { json }) => status::run(&host, json),
         Verb::Machine(MachineVerb::Initialize { name, json }) => machine::initialize(&host, name, json),
         Verb::Machine(MachineVerb::Reset { yes, json }) => machine::reset(&host, yes, json),
@@ -155,6 +208,8 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
         Verb::Units(Json { json }) => show_units(json),
         Verb::Daemon => daemon(&host, version),
         Verb::Fetch => Exit::Raw(fetch::child()),
+        Verb::UpgradeWorker => worker::run(&host, version),
+        Verb::UpgradeEnded => worker::ended(&host),
         Verb::Confine { target } => {
             let e = confine::become_confined(&target);
             error(format!("running {:?}: {e}", target.first()), None);

@@ -9,7 +9,8 @@ use super::output::{self, Output, Style};
 use crate::host::Host;
 use crate::install::admission::Observed;
 use crate::install::attempt::State;
-use crate::install::status::{self, Last, OnDisk, Status};
+use crate::install::records::Seen;
+use crate::install::status::{self, OnDisk, Status};
 
 /// Shows the Machine. 0: running as installed; 4: something differs; 6: something could not be seen.
 pub(crate) fn run(host: &Host, json: bool) -> Exit {
@@ -124,7 +125,7 @@ fn binary(file: &Result<Option<OnDisk>, String>) -> String {
 }
 
 fn last(status: &Status) -> String {
-    let Last { record, state } = match &status.last {
+    let Seen { record, state, .. } = match &status.last {
         Ok(Some(found)) => found,
         Ok(None) => return "no attempt is recorded".into(),
         Err(e) => return format!("unknown: {e}"),
@@ -183,7 +184,7 @@ fn short(text: &str) -> String {
 }
 
 /// "12:01:17", with the date when it is not of today.
-fn clock(at: Timestamp) -> String {
+pub(crate) fn clock(at: Timestamp) -> String {
     let zone = TimeZone::system();
     let (at, now) = (at.to_zoned(zone.clone()), Timestamp::now().to_zoned(zone));
     let format = if at.date() == now.date() { "%H:%M:%S" } else { "%Y-%m-%d %H:%M:%S" };

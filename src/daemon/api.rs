@@ -13,13 +13,14 @@ use axum::{Json, Router};
 use jiff::Timestamp;
 use nix::unistd::{AccessFlags, Uid, access};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
 use super::identity::{self, State};
+use super::upgrades::{self, Upgrades};
 use crate::host::Host;
-use crate::install::admission::{self, AdmissionError, MutationAdmission, Observed};
+use crate::install::admission::{self, AdmissionError, Busy, MutationAdmission, Observed};
 use crate::install::installed::Inventory;
 
 /// The largest request body, in bytes.
@@ -77,6 +78,7 @@ pub(crate) struct Machine {
     identity: Mutex<State>,
     /// What is being changed, and since when.
     mutation: Mutex<Option<(String, Timestamp)>>,
+    pub(super) upgrades: Upgrades,
     /// Whether the daemon is asked to end.
     ending: watch::Sender<bool>,
 }
@@ -93,8 +95,17 @@ impl Machine {
             digest: OnceLock::new(),
             identity,
             mutation: Mutex::new(None),
+            upgrades: Upgrades::new(),
             ending: watch::Sender::new(false),
         }
+    }
+
+    pub(super) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    pub(super) fn version(&self) -> &'static str {
+        self.version
     }
 
     /// Tells when the daemon is asked to end.
@@ -145,19 +156,26 @@ impl Machine {
     /// Admission for a mutation, or a busy answer that says who has it.
     fn admit(&self, what: &str) -> Result<Mutating<'_>, Problem> {
         let held = MutationAdmission::try_take(&self.host).map_err(|e| match e {
+            AdmissionError::Busy(Busy { observed: Observed::Installing { holder }, .. }) => {
+                self.installing(holder.as_ref())
+            }
             AdmissionError::Busy(busy) => {
                 Problem::new(StatusCode::CONFLICT, "busy", format!("busy: {}", busy.what()))
             }
             e => Problem::new(StatusCode::SERVICE_UNAVAILABLE, "no-admission", e.to_string()),
         })?;
         let mut mutation = self.mutation.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((other, since)) = &*mutation {
-            let since = since.strftime("%H:%M:%S UTC");
-            return Err(Problem::new(StatusCode::CONFLICT, "busy", format!("busy: {other} since {since}")));
+        if let Some(other) = &*mutation {
+            return Err(changing(Some(other)));
         }
         *mutation = Some((what.to_owned(), Timestamp::now()));
         drop(mutation);
         Ok(Mutating { held, machine: self })
+    }
+
+    /// Says which mutation is under way.
+    pub(super) fn mutating(&self) -> Problem {
+        changing(self.mutation.lock().unwrap_or_else(PoisonError::into_inner).as_ref())
     }
 
     fn admission(&self) -> Value {
@@ -207,6 +225,16 @@ impl Drop for Mutating<'_> {
     }
 }
 
+fn changing(mutation: Option<&(String, Timestamp)>) -> Problem {
+    let busy = |what: String| Problem::new(StatusCode::CONFLICT, "busy", format!("busy: {what}"));
+    match mutation {
+        Some((what, since)) => busy(format!("{what} since {}", since.strftime("%H:%M:%S UTC")))
+            .with("what", json!(what))
+            .with("since", json!(since)),
+        None => busy("the Machine is being changed".into()),
+    }
+}
+
 /// A refusal or failure (RFC 9457).
 #[derive(Debug, Serialize)]
 pub(crate) struct Problem {
@@ -215,20 +243,39 @@ pub(crate) struct Problem {
     title: &'static str,
     status: u16,
     detail: String,
+    /// What to do, a line each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    help: Vec<String>,
+    #[serde(flatten)]
+    more: Map<String, Value>,
 }
 
 impl Problem {
-    fn new(status: StatusCode, kind: &str, detail: impl Into<String>) -> Self {
+    pub(super) fn new(status: StatusCode, kind: &str, detail: impl Into<String>) -> Self {
         let title = status.canonical_reason().unwrap_or("error");
         Self {
             kind: format!("urn:ployz:problem:{kind}"),
             title,
             status: status.as_u16(),
             detail: detail.into(),
+            help: Vec::new(),
+            more: Map::new(),
         }
     }
 
-    fn failed(doing: &str, error: &dyn std::error::Error) -> Self {
+    /// With a member of its own.
+    pub(super) fn with(mut self, member: &str, value: Value) -> Self {
+        self.more.insert(member.to_owned(), value);
+        self
+    }
+
+    /// With what to do.
+    pub(super) fn help(mut self, help: Vec<String>) -> Self {
+        self.help = help;
+        self
+    }
+
+    pub(super) fn failed(doing: &str, error: &dyn std::error::Error) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", format!("{doing}: {error}"))
     }
 }
@@ -252,6 +299,8 @@ pub(crate) fn router(machine: Arc<Machine>) -> Router {
     let everyone = Router::new()
         .route("/v1/machine", get(show))
         .route("/v1/machine/initialize", post(initialize))
+        .route("/v1/upgrades", get(upgrades::history).post(upgrades::ask))
+        .route("/v1/upgrades/{id}", get(upgrades::show))
         .layer(middleware::from_fn(|peer, request, next| permit(Rule::Everyone, peer, request, next)));
     let root = Router::new()
         .route("/v1/machine/reset", post(reset))

@@ -15,7 +15,7 @@ use super::fetch::{self, FetchError};
 use super::flow::{Failure, Flow};
 use super::release::archive_name;
 use super::staging::Staging;
-use super::{Release, Source};
+use super::{Release, Source, Unresolved};
 use crate::durable::{open_regular, read_bounded};
 use crate::host::architecture;
 use crate::interrupt::Interrupt;
@@ -59,14 +59,19 @@ impl Flow<'_> {
                 Ok(Acquired::Archive { bytes, sums })
             }
             Source::Published { sums } => {
+                let sums = match sums {
+                    Some(sums) => sums.clone(),
+                    None => super::published(self.host, self.settings, release.version, self.interrupt)
+                        .map_err(not_published)?,
+                };
                 if let Some(archive_sha256) = self.in_place(release, &sums.checksums, &name) {
                     self.fact("the published archive is the one that is installed");
-                    return Ok(Acquired::InPlace { archive_sha256, sums: sums.clone() });
+                    return Ok(Acquired::InPlace { archive_sha256, sums });
                 }
                 let url = self.settings.archive_url(release.version, architecture);
                 let bytes = self.download(&url, &path)?;
                 self.fact(&format!("{name}, {}", megabytes(bytes.length)));
-                Ok(Acquired::Archive { bytes, sums: sums.clone() })
+                Ok(Acquired::Archive { bytes, sums })
             }
         }
     }
@@ -149,6 +154,16 @@ impl Flow<'_> {
             }
         }
     }
+}
+
+/// What the source says of a release's files did not come.
+fn not_published(unresolved: Unresolved) -> Failure {
+    let (reason, problem) = match unresolved {
+        Unresolved::NoSuchRelease(problem) => ("not_found", problem),
+        Unresolved::Unreachable(problem) => ("unreachable", problem),
+        Unresolved::Refused(problem) => ("refused", problem),
+    };
+    Failure::new(reason, problem.what).help(problem.help)
 }
 
 /// Reads `checksums.txt` and, where signatures count, `checksums.txt.minisig` beside it.

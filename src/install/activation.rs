@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use super::admission::Admission;
 use super::installed::{Inode, Installed, Inventory, on_disk};
 use super::release::Version;
-use super::units::{self, Unit};
+use super::units::{self, Unit, WORKER};
 use crate::command::Run;
 use crate::durable::sync_parent;
 use crate::host::Host;
@@ -80,6 +80,9 @@ pub(crate) struct Activated {
     /// Units whose file was written, or whose process is not known to run under it.
     pub(crate) changed_units: Vec<String>,
     pub(crate) units: Vec<Unit>,
+    /// The worker's template, where it has to be switched: after confirmation, and without a reload, which would apply
+    /// it to the worker that does this.
+    pub(crate) template: Option<Unit>,
     /// How many unit files were written.
     pub(crate) units_written: usize,
     /// Whether any file was switched.
@@ -118,7 +121,8 @@ fn stopped<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
 }
 
 /// Makes a staged release current. `switched` is told of every file twice: as soon as its name leads to the new content,
-/// and when that is durable.
+/// and when that is durable. When this process is `ending`, files are switched to the last one and systemd, which may go
+/// down itself, is asked nothing more.
 pub(crate) fn activate(
     host: &Host,
     admission: &Admission,
@@ -126,6 +130,7 @@ pub(crate) fn activate(
     staged: Staged,
     before: &Before,
     docker: super::installed::Docker,
+    ending: &dyn Fn() -> bool,
     switched: &mut dyn FnMut(&Path, Switched),
 ) -> Result<Activated, ActivationError> {
     let installed = host.installed();
@@ -144,11 +149,15 @@ pub(crate) fn activate(
     }
     // Which units will have to be restarted is written before the first of them is switched: an installer that is cut
     // off leaves it to the next one.
-    let differing = units::differing(host, &staged.units);
+    let (template, differing): (Vec<&Unit>, Vec<&Unit>) = units::differing(host, &staged.units)
+        .into_iter()
+        .partition(|unit| unit.name == WORKER && host.unit(WORKER).exists() && systemd.is_some());
+    let template = template.first().map(|unit| (*unit).clone());
     let loaded = systemd.map(|systemd| stale_in_systemd(systemd, &staged.units)).unwrap_or_default();
     let mut pending = inventory.pending.clone();
     pending.retain(|name| staged.units.iter().any(|unit| unit.name == *name));
-    for name in differing.iter().map(|unit| &unit.name).chain(&loaded) {
+    let loadable = differing.iter().map(|unit| &unit.name).filter(|name| !name.contains('@'));
+    for name in loadable.chain(&loaded) {
         if !pending.contains(name) {
             pending.push(name.clone());
         }
@@ -180,10 +189,10 @@ pub(crate) fn activate(
         staged.units.iter().filter(|unit| unit.enable && !inventory.units.contains(&unit.name)).collect();
     match systemd {
         Some(systemd) => {
-            if !pending.is_empty() {
+            if !pending.is_empty() && !ending() {
                 systemd.daemon_reload().map_err(stopped("reloading unit files"))?;
             }
-            if !fresh.is_empty() {
+            if !fresh.is_empty() && !ending() {
                 let names: Vec<&str> = fresh.iter().map(|unit| unit.name.as_str()).collect();
                 systemd.enable(&names).map_err(stopped("enabling units"))?;
                 units::sync_links(host, &fresh).map_err(stopped("making enabled units durable"))?;
@@ -209,7 +218,9 @@ pub(crate) fn activate(
     let known = &before.inventory;
     inventory.previous = retained.and_then(|(_, sha256)| known.describes(&sha256).cloned());
     // Units that the release no longer has stay ours until they are removed, after confirmation.
-    for unit in &staged.units {
+    // What could not be enabled stays new.
+    let unfinished = systemd.is_some() && ending();
+    for unit in staged.units.iter().filter(|unit| !unfinished || !fresh.contains(unit)) {
         if !inventory.units.contains(&unit.name) {
             inventory.units.push(unit.name.clone());
         }
@@ -235,6 +246,7 @@ pub(crate) fn activate(
         executable,
         changed_units: pending,
         units_written: differing.len(),
+        template,
         units: staged.units,
         replaced,
     })
@@ -251,7 +263,12 @@ fn settle(next: &Path) -> io::Result<()> {
 /// nothing is done: renaming two links of one file over each other is a silent no-op.
 fn keep_previous(host: &Host, admission: &Admission) -> io::Result<()> {
     let (current, previous) = (host.installed(), host.previous());
-    let meta = std::fs::metadata(&current)?;
+    let meta = match std::fs::metadata(&current) {
+        Ok(meta) => meta,
+        // Removed since it was looked at: what is put in its place is all the more wanted.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
+    };
     if std::fs::symlink_metadata(&previous).is_ok_and(|p| p.ino() == meta.ino() && p.dev() == meta.dev()) {
         return Ok(());
     }
@@ -294,6 +311,13 @@ fn relabel(host: &Host, changed_units: &[String]) {
             tracing::warn!("restoring SELinux labels: {e}");
         }
     }
+}
+
+/// Switches the worker's template. PID 1 is not told: the next worker is started from it all the same.
+pub(crate) fn switch_template(host: &Host, template: &Unit, admission: &Admission) -> io::Result<()> {
+    units::write(host, template, admission)?;
+    relabel(host, std::slice::from_ref(&template.name));
+    Ok(())
 }
 
 /// Writes that the current release is confirmed, and which units are ours no longer.

@@ -169,6 +169,11 @@ impl Admission {
         Ok(())
     }
 
+    /// What the attempt that holds it is: `install`, `upgrade`…
+    pub fn kind(&self) -> &str {
+        &self.holder.kind
+    }
+
     /// The attempt that holds it.
     pub fn attempt(&self) -> &str {
         &self.holder.attempt

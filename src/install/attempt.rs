@@ -1,27 +1,19 @@
-//! The record of an attempt: what was asked, how far it came, what is installed now, and how it ended.
-//!
-//! Written whole and atomically at each stage by whoever holds admission; read tolerantly by everyone else. Readers
-//! derive the state, they never write it.
+//! An attempt: what was asked, how far it came, what is installed now, how it ended, and the state that a reader
+//! derives from that and from what it sees of the Machine. Where it is kept: [`super::records`].
 
 use std::fmt;
-use std::io;
-use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-use super::admission::{Admission, Observed};
+use super::admission::Observed;
+use super::records;
 use super::release::{Channel, Version};
 use super::staging::SCOPE_PREFIX;
-use crate::durable::{move_aside, read_bounded, sync_parent, write_whole};
-use crate::host::{Account, Host};
+use crate::host::Host;
 
 /// The schema of the records that this release writes.
-const SCHEMA: u32 = 1;
-/// How many records are kept.
-const KEPT: usize = 32;
-const MOST_RECORD: usize = 256 * 1024;
+pub(super) const SCHEMA: u32 = 1;
 
 /// How far an attempt has come. A stage of another release's making is shown as it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -202,7 +194,7 @@ pub struct Record {
 }
 
 /// The state of an attempt, as a reader derives it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum State {
     /// It has an outcome.
@@ -218,36 +210,6 @@ pub enum State {
     Unknown {
         /// Why.
         why: String,
-    },
-}
-
-/// What is in one file of the attempts' directory.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Entry {
-    /// A record.
-    Record(Box<Record>),
-    /// A record with something that this release does not know: shown as it is.
-    Newer(Map<String, Value>),
-}
-
-/// Why an attempt's file can't be shown.
-#[derive(Debug, thiserror::Error)]
-pub enum ReadError {
-    /// It can't be read.
-    #[error("reading {path:?}: {source}")]
-    Read {
-        /// The file.
-        path: std::path::PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// It is not a record.
-    #[error("{path:?} is not a record: {problem}")]
-    Damaged {
-        /// The file.
-        path: std::path::PathBuf,
-        /// What is wrong with it.
-        problem: String,
     },
 }
 
@@ -269,7 +231,7 @@ impl Record {
         Self {
             schema: SCHEMA,
             id: id.to_owned(),
-            sequence: newest_sequence(host) + 1,
+            sequence: records::newest_sequence(host) + 1,
             kind: kind.to_owned(),
             requested,
             target,
@@ -290,15 +252,6 @@ impl Record {
             ended_at: None,
             diagnostics: format!("journalctl _UID=0 PLOYZ_ATTEMPT={id}"),
         }
-    }
-
-    /// Writes it whole. Only the holder of admission may.
-    pub(crate) fn write(&mut self, host: &Host, _admission: &Admission) -> io::Result<()> {
-        self.updated_at = Timestamp::now();
-        let mut text = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
-        text.push(b'\n');
-        let owner = Account { uid: 0, gid: host.group("ployz").unwrap_or(0) };
-        write_whole(host, &record_path(host, &self.id), &text, 0o640, owner)
     }
 
     /// What an attempt without an outcome did to the installation, from the digest of what is in place now: it may have
@@ -332,6 +285,32 @@ impl Record {
     }
 }
 
+/// Which executable is in place, by its digest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InPlace {
+    /// The attempt's target.
+    Target,
+    /// What was there before the attempt.
+    Before,
+    /// Another one.
+    Other,
+    /// None can be read.
+    Unknown,
+}
+
+impl Record {
+    /// Which executable is in place now, seen from this attempt.
+    pub fn in_place(&self, digest: Option<&str>) -> InPlace {
+        match digest {
+            None => InPlace::Unknown,
+            Some(_) if digest == self.target_digest.as_deref() => InPlace::Target,
+            Some(_) if digest == self.from_digest.as_deref() => InPlace::Before,
+            Some(_) => InPlace::Other,
+        }
+    }
+}
+
 fn short(id: &str) -> &str {
     id.get(..4).unwrap_or(id)
 }
@@ -348,166 +327,10 @@ pub(crate) fn own_unit() -> Option<String> {
     path.rsplit('/').find(ours).map(str::to_owned)
 }
 
-/// Reads one record. An unknown field or stage stops nothing, nor does a newer schema.
-///
-/// # Errors
-/// When it can't be read or is no record at all.
-pub fn read(path: &Path) -> Result<Entry, ReadError> {
-    let text = read_bounded(path, MOST_RECORD)
-        .map_err(|source| ReadError::Read { path: path.to_owned(), source })?;
-    parse(&text).map_err(|problem| ReadError::Damaged { path: path.to_owned(), problem })
-}
-
-fn parse(text: &[u8]) -> Result<Entry, String> {
-    let value: Map<String, Value> = serde_json::from_slice(text).map_err(|e| e.to_string())?;
-    let schema = value.get("schema").and_then(Value::as_u64).ok_or("it has no schema")?;
-    if schema > u64::from(SCHEMA) {
-        return Ok(Entry::Newer(value));
-    }
-    match serde_json::from_value(Value::Object(value.clone())) {
-        Ok(record) => Ok(Entry::Record(Box::new(record))),
-        // A record all the same, with something in it that this release does not know.
-        Err(_) if value.get("id").and_then(Value::as_str).is_some_and(is_id) => Ok(Entry::Newer(value)),
-        Err(e) => Err(e.to_string()),
-    }
-}
-
-/// The highest sequence number of any record here.
-fn newest_sequence(host: &Host) -> u64 {
-    match all(host).unwrap_or_default().into_iter().next() {
-        Some((_, Ok(Entry::Record(record)))) => record.sequence,
-        _ => 0,
-    }
-}
-
-/// What the unit of an attempt left as evidence when it ended, if it did.
-pub fn exit_evidence(host: &Host, id: &str) -> Option<String> {
-    let text = read_bounded(&exit_path(host, id), 4096).ok()?;
-    let value: Map<String, Value> = serde_json::from_slice(&text).ok()?;
-    let field = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or("?").to_owned();
-    Some(format!(
-        "its unit ended: {} {} {}",
-        field("service_result"),
-        field("exit_code"),
-        field("exit_status")
-    ))
-}
-
-/// Where the record of an attempt is.
-fn record_path(host: &Host, id: &str) -> PathBuf {
-    host.attempts().join(format!("{id}.json"))
-}
-
-/// Where the evidence that its unit leaves is.
-fn exit_path(host: &Host, id: &str) -> PathBuf {
-    host.attempts().join(format!("{id}.exit.json"))
-}
-
-/// Every attempt that has a record, and what is in it, newest first; each file is read once.
-fn all(host: &Host) -> io::Result<Vec<(String, Result<Entry, ReadError>)>> {
-    let mut found = Vec::new();
-    let entries = match std::fs::read_dir(host.attempts()) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(e),
-    };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let Some(id) = name.to_str().and_then(|n| n.strip_suffix(".json")).filter(|id| is_id(id)) else {
-            continue;
-        };
-        let content = read(&entry.path());
-        // Where a record can't be read, its file's time has to do.
-        let order = match &content {
-            Ok(Entry::Record(record)) => (record.sequence, record.accepted_at),
-            _ => {
-                let modified = entry.metadata().and_then(|meta| meta.modified()).ok();
-                (0, modified.and_then(|time| time.try_into().ok()).unwrap_or_default())
-            }
-        };
-        found.push((order, id.to_owned(), content));
-    }
-    found.sort_by(|a, b| (b.0, &b.1).cmp(&(a.0, &a.1)));
-    Ok(found.into_iter().map(|(_, id, content)| (id, content)).collect())
-}
-
-/// The ids of the attempts that have a record, newest first.
-///
-/// # Errors
-/// When the directory can't be read; one that is not there is empty.
-pub fn ids(host: &Host) -> io::Result<Vec<String>> {
-    Ok(all(host)?.into_iter().map(|(id, _)| id).collect())
-}
-
-/// The newest record that can be read, with its derived state; `in_place` is the digest of the installed executable.
-///
-/// # Errors
-/// When the directory or the file can't be read.
-pub fn latest(
-    host: &Host,
-    admission: &Observed,
-    in_place: Option<&str>,
-) -> Result<Option<(Entry, State)>, ReadError> {
-    let all = all(host).map_err(|source| ReadError::Read { path: host.attempts(), source })?;
-    let Some((id, content)) = all.into_iter().next() else { return Ok(None) };
-    let mut entry = content?;
-    let state = match &mut entry {
-        Entry::Record(record) => {
-            record.installation = record.installation_now(in_place);
-            let exit = exit_evidence(host, &id);
-            record.state(&host.boot_id(), admission, exit.as_deref())
-        }
-        Entry::Newer(_) => State::Unknown { why: "written by another release".into() },
-    };
-    Ok(Some((entry, state)))
-}
-
-/// Closes every open record as interrupted, moves damaged ones aside, and forgets all but the newest. Returns what is
-/// worth telling.
-pub(crate) fn close_open(host: &Host, admission: &Admission, in_place: Option<&str>) -> Vec<String> {
-    let mut told = Vec::new();
-    let boot_id = host.boot_id();
-    let mut others = all(host).unwrap_or_default();
-    others.retain(|(id, _)| id != admission.attempt());
-    // This one's own record comes next.
-    let forgotten: Vec<String> = others.iter().skip(KEPT - 1).map(|(id, _)| id.clone()).collect();
-    for (id, content) in others {
-        let path = record_path(host, &id);
-        match content {
-            Ok(Entry::Record(mut record)) if record.outcome.is_none() => {
-                let exit = exit_evidence(host, &id);
-                // Admission is ours, so nobody else runs.
-                let State::Interrupted { evidence } =
-                    record.state(&boot_id, &Observed::Free, exit.as_deref())
-                else {
-                    continue;
-                };
-                told.push(format!("attempt {id} was interrupted at {}: {evidence}", record.stage));
-                record.installation = record.installation_now(in_place);
-                record.outcome = Some(Outcome::Interrupted { stage: record.stage.clone(), evidence });
-                record.ended_at = Some(Timestamp::now());
-                if let Err(e) = record.write(host, admission) {
-                    told.push(format!("the record of attempt {id} could not be closed: {e}"));
-                }
-            }
-            Err(ReadError::Damaged { problem, .. }) => match move_aside(&path) {
-                Ok(aside) => told.push(format!("a damaged record was moved aside to {aside:?}: {problem}")),
-                Err(e) => told.push(format!("a damaged record, {path:?}, could not be moved aside: {e}")),
-            },
-            _ => {}
-        }
-    }
-    for id in &forgotten {
-        let _ = std::fs::remove_file(record_path(host, id));
-        let _ = std::fs::remove_file(exit_path(host, id));
-    }
-    let _ = sync_parent(&host.attempts().join("any"));
-    told
-}
-
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::panic)]
+    use std::path::Path;
+
     use super::super::admission::Holder;
     use super::*;
 
@@ -563,30 +386,6 @@ mod tests {
         ];
         for (name, record, boot, admission, exit, expected) in table {
             assert_eq!(record.state(boot, &admission, exit), expected, "{name}");
-        }
-    }
-
-    #[test]
-    fn every_record_ever_written_is_read() {
-        for entry in std::fs::read_dir("tests/fixtures/records").unwrap() {
-            let path = entry.unwrap().path();
-            read(&path).unwrap_or_else(|e| panic!("{e}"));
-        }
-    }
-
-    #[test]
-    fn a_newer_or_odd_record_is_read_tolerantly() {
-        let mut value = serde_json::to_value(record()).unwrap();
-        value["stage"] = "levitating".into();
-        value["colour"] = "green".into();
-        let Entry::Record(read) = parse(value.to_string().as_bytes()).unwrap() else {
-            panic!("not a record")
-        };
-        assert_eq!(read.stage, Stage::Other("levitating".into()));
-        value["schema"] = 7.into();
-        assert!(matches!(parse(value.to_string().as_bytes()), Ok(Entry::Newer(_))));
-        for damaged in ["", "{", "[]", "{}", r#"{"schema":1}"#, "\0\0\0\0"] {
-            assert!(parse(damaged.as_bytes()).is_err(), "{damaged:?}");
         }
     }
 }

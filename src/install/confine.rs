@@ -25,7 +25,10 @@ pub(crate) fn confine() -> io::Result<()> {
     for set in
         [caps::CapSet::Effective, caps::CapSet::Permitted, caps::CapSet::Inheritable, caps::CapSet::Ambient]
     {
-        caps::clear(None, set).map_err(io::Error::other)?;
+        // What is not there need not be taken, and where capabilities may not even be set there is none.
+        if !caps::read(None, set).map_err(io::Error::other)?.is_empty() {
+            caps::clear(None, set).map_err(io::Error::other)?;
+        }
     }
     setrlimit(Resource::RLIMIT_FSIZE, 0, 0)?;
     setrlimit(Resource::RLIMIT_CORE, 0, 0)?;

@@ -9,14 +9,14 @@ use super::acquisition::Verified;
 use super::activation::{self, Activated, Before, Staged, Switched};
 use super::admission::Admission;
 use super::archive::{ArchiveError, MOST_ARCHIVE};
-use super::attempt::{self, Installation, Outcome, Record, Stage};
+use super::attempt::{Installation, Outcome, Record, Stage};
 use super::events::{Event, Refusal, SCHEMA, Tell, What};
 use super::installed::{Docker, Inventory, on_disk};
 use super::preflight::{self, Problem};
 use super::readiness::{self, Expected};
 use super::source::Settings;
 use super::staging::Staging;
-use super::{Mode, Release, Request, Source, host as prepare, restart, units};
+use super::{Mode, Release, Request, Source, host as prepare, records, restart, units};
 use crate::durable::{copy_exactly, writable_by_others};
 use crate::host::Host;
 use crate::interrupt::Interrupt;
@@ -94,8 +94,13 @@ impl<'a> Flow<'a> {
         let systemd =
             (request.mode != Mode::InstallationOnly).then(|| Systemd::new(settings.deadlines.systemctl));
         let (mut inventory, damage) = Inventory::read(host);
-        let mut record =
-            Record::new(host, admission.attempt(), "install", release.requested, Some(release.version));
+        let mut record = Record::new(
+            host,
+            admission.attempt(),
+            admission.kind(),
+            release.requested,
+            Some(release.version),
+        );
         if let Some(damage) = damage {
             record.warnings.push(inventory.start_again(host, &damage));
         }
@@ -104,7 +109,7 @@ impl<'a> Flow<'a> {
             None
         });
         record.from_digest = current.as_ref().map(|(_, sha256)| sha256.clone());
-        record.warnings.extend(attempt::close_open(host, &admission, record.from_digest.as_deref()));
+        record.warnings.extend(records::close_open(host, &admission, record.from_digest.as_deref()));
         let answer = systemd.and_then(|systemd| readiness::look(host, systemd).ok());
         let was_ready = answer.as_ref().is_some_and(|seen| {
             seen.executable.is_some()
@@ -146,8 +151,9 @@ impl<'a> Flow<'a> {
             ployz_attempt = record.id,
             ployz_stage = "accepted",
             message_id = "f2c1e7a4b0d94c1c8a5b2f6e90d37a11",
-            "attempt {} accepted: install {}",
+            "attempt {} accepted: {} {}",
             record.id,
+            record.kind,
             release.version
         );
         let flow = Self {
@@ -174,6 +180,11 @@ impl<'a> Flow<'a> {
             let Failure { reason, error, causes, mut help } = failure;
             if reason == readiness::INTERRUPTED {
                 return Outcome::Interrupted { stage, evidence: error };
+            }
+            // Nobody who asked for an upgrade can cancel it: its unit was stopped, or the system goes down.
+            if self.request.mode == Mode::Upgrade && self.interrupt.terminated() {
+                let evidence = format!("SIGTERM: its unit was stopped, or the system went down ({error})");
+                return Outcome::Interrupted { stage, evidence };
             }
             if self.record.installation == Installation::Replaced {
                 help.extend(self.repair_help());
@@ -218,8 +229,12 @@ impl<'a> Flow<'a> {
         self.event(Some(&release.version.to_string()));
         self.enter(Stage::Preflight)?;
         none_of("host", preflight::host_problems(self.host, self.systemd, room(self.host, release)))?;
-        self.enter(Stage::Preparing)?;
-        self.prepare()?;
+        if self.request.mode != Mode::Upgrade {
+            self.enter(Stage::Preparing)?;
+            self.prepare()?;
+        } else if let Err(e) = prepare::share_records(self.host, &self.admission) {
+            self.warn(e);
+        }
         let staging = Staging::make(self.host, &self.admission).map_err(|e| {
             Failure::new("staging", format!("making staging under {:?}: {e}", self.host.staging()))
         })?;
@@ -256,6 +271,7 @@ impl<'a> Flow<'a> {
                     "accounts are declared and not made ({e}): run systemd-sysusers in the image"
                 )),
             },
+            Mode::Upgrade => {}
             Mode::Prepare => {
                 let prepared = prepare::accounts(host, deadline, &self.admission).map_err(failed)?;
                 self.prepared(prepared);
@@ -347,7 +363,7 @@ impl<'a> Flow<'a> {
             none_of("host", preflight::unit_problems(self.host, systemd, &units))?;
         }
         if self.request.mode != Mode::InstallationOnly {
-            none_of("accounts", prepare::missing_for_units(self.host, &units))?;
+            none_of("accounts", prepare::missing_for_units(self.host, &units, release.version))?;
         }
         self.fact(&format!("runs here, reports {}", about.version));
         self.record.target_digest = Some(sha256.clone());
@@ -370,9 +386,19 @@ impl<'a> Flow<'a> {
                 }
             }
         };
-        let activated =
-            activation::activate(host, admission, systemd, staged, &self.before, docker, &mut switched)
-                .map_err(|e| Failure::new("activate", e))?;
+        let interrupt = self.interrupt;
+        let ending = || interrupt.terminated();
+        let activated = activation::activate(
+            host,
+            admission,
+            systemd,
+            staged,
+            &self.before,
+            docker,
+            &ending,
+            &mut switched,
+        )
+        .map_err(|e| Failure::new("activate", e))?;
         let fact = if activated.replaced {
             format!("{}, {} units", host.installed().display(), activated.units_written)
         } else {
@@ -404,7 +430,8 @@ impl<'a> Flow<'a> {
         activated: &Activated,
         restarted: &restart::Restarted,
     ) -> Result<Outcome, Failure> {
-        let nothing_was_needed = !activated.replaced && restarted.services.is_empty();
+        let nothing_was_needed =
+            !activated.replaced && activated.template.is_none() && restarted.services.is_empty();
         let expected = Expected {
             version: activated.version,
             executable: activated.executable,
@@ -456,6 +483,7 @@ impl<'a> Flow<'a> {
         };
         let gone = if removed.is_ok() { dropped.as_slice() } else { &[] };
         let marked = activation::mark_confirmed(self.host, &self.admission, gone);
+        self.switch_template(activated);
         if let Err(e) = removed {
             self.warn(format!("units that the release no longer has were not removed: {e}"));
         }
@@ -471,6 +499,18 @@ impl<'a> Flow<'a> {
             sha256: activated.sha256.clone(),
             nothing_was_needed,
         })
+    }
+
+    /// The last file: the template of the worker that may be doing this.
+    fn switch_template(&mut self, activated: &Activated) {
+        let Some(template) = &activated.template else { return };
+        match activation::switch_template(self.host, template, &self.admission) {
+            Ok(()) => {
+                self.record.installation = Installation::Replaced;
+                self.record.switched.push(self.host.unit(&template.name).display().to_string());
+            }
+            Err(e) => self.warn(format!("{} could not be switched: {e}", template.name)),
+        }
     }
 
     /// Writes that a stage begins, before anything of it is done. Before activation a wish to end is heard here.

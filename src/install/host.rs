@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::admission::Admission;
 use super::installed::Docker;
 use super::preflight::Problem;
+use super::release::Version;
 use super::units::{self, SYSUSERS};
 use crate::command::Run;
 use crate::durable::{make_dir, read_bounded, write_whole};
@@ -217,13 +218,13 @@ pub(crate) fn missing_prerequisites(host: &Host, docker: Docker) -> Vec<Problem>
 }
 
 /// Accounts that the units of a release name and that are not there.
-pub(crate) fn missing_for_units(host: &Host, units: &[units::Unit]) -> Vec<Problem> {
+pub(crate) fn missing_for_units(host: &Host, units: &[units::Unit], version: Version) -> Vec<Problem> {
     units::missing_accounts(host, units)
         .into_iter()
         .map(|account| {
             Problem::new(
                 format!("the release's units need {account}, which is not there"),
-                "let root's install make it: sudo /usr/local/bin/ployzd install",
+                format!("let root's install make it: sudo {} install --version {version}", units::EXECUTABLE),
             )
         })
         .collect()

@@ -78,7 +78,8 @@ pub(crate) fn host_problems(host: &Host, systemd: Option<Systemd>, bytes: u64) -
     }
     let (inventory, _) = Inventory::read(host);
     let enables = units::shipped().iter().any(|unit| unit.enable && !inventory.units.contains(&unit.name));
-    if enables && is_read_only(&host.admin_units()) {
+    // A worker sees it read-only whatever it is, and has PID 1 make the links; PID 1's own view is what counts.
+    if enables && is_read_only(&host.as_pid_1_sees(&host.admin_units())) {
         problems.push(Problem::new(
             format!("{} is read-only, and units have to be enabled there", host.admin_units().display()),
             "make it writable for the installation: findmnt -T /etc/systemd/system",
@@ -187,6 +188,20 @@ fn masked(host: &Host, name: &str) -> Option<Problem> {
     masked.then(|| Problem::new(format!("{name} is masked"), format!("unmask it: rm {}", mask.display())))
 }
 
+/// An administrator's file in the place of a template, which systemd can't be asked about.
+fn shadowed(host: &Host, name: &str) -> Option<Problem> {
+    masked(host, name).or_else(|| {
+        let (file, own) = (host.admin_units().join(name), host.unit(name));
+        std::fs::symlink_metadata(&file).is_ok().then(|| {
+            let (file, own) = (file.display(), own.display());
+            Problem::new(
+                format!("{file} is in effect instead of {own}"),
+                format!("move it away: mv {file} {file}.moved && systemctl daemon-reload"),
+            )
+        })
+    })
+}
+
 /// What stands between a unit file of ours and what systemd does with it.
 pub(super) fn unit_problems(host: &Host, systemd: Systemd, units: &[Unit]) -> Vec<Problem> {
     let names = units::loadable(units);
@@ -196,7 +211,11 @@ pub(super) fn unit_problems(host: &Host, systemd: Systemd, units: &[Unit]) -> Ve
             return vec![Problem::new(format!("systemd can't be asked: {e}"), "look at: systemctl status")];
         }
     };
-    let mut problems = Vec::new();
+    let mut problems: Vec<Problem> = units
+        .iter()
+        .filter(|unit| unit.name.contains('@'))
+        .filter_map(|unit| shadowed(host, &unit.name))
+        .collect();
     for (name, unit) in names.iter().zip(&shown) {
         let own = host.unit(name);
         if unit.load == "masked" {

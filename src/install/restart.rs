@@ -48,6 +48,19 @@ pub(crate) fn restart(
     let mut restarted = Restarted::default();
     let service_states = systemd.show(&services)?;
     let socket_states = systemd.show(&sockets)?;
+    // Sockets that start an instance for each connection: instances that serve one are let be.
+    for (name, state) in sockets.iter().zip(&socket_states) {
+        let own_service = name.replace(".socket", ".service");
+        if !services.iter().any(|service| *service == own_service)
+            && (state.active != "active"
+                || !is_there(&state.listen)
+                || activated.changed_units.iter().any(|changed| changed == name))
+        {
+            reopen(systemd, name, state, None)?;
+            restarted.sockets.push((*name).to_owned());
+            restarted.refused |= state.active == "active";
+        }
+    }
     for (service, state) in services.iter().zip(&service_states) {
         let socket = service.replace(".service", ".socket");
         let held =
@@ -68,7 +81,7 @@ pub(crate) fn restart(
             restarted.age = state.age();
         }
         if let Some((name, socket_state)) = held.filter(|_| need.socket) {
-            reopen(systemd, name, socket_state, service)?;
+            reopen(systemd, name, socket_state, Some(service))?;
             restarted.sockets.push(name.to_owned());
             restarted.refused |= socket_state.active == "active";
         }
@@ -88,16 +101,25 @@ pub(crate) fn restart(
 
 /// Opens a socket that is closed or changed. Restarting it under its active service would leave it dead, so both are
 /// stopped in one transaction first.
-fn reopen(systemd: Systemd, socket: &str, state: &Unit, service: &str) -> Result<(), CommandError> {
+fn reopen(systemd: Systemd, socket: &str, state: &Unit, service: Option<&str>) -> Result<(), CommandError> {
+    let mut stopped: Vec<&str> = service.into_iter().collect();
     if state.active != "inactive" || state.load != "loaded" {
-        systemd.stop(&[socket, service])?;
-    } else {
-        systemd.stop(&[service])?;
+        stopped.insert(0, socket);
+    }
+    if !stopped.is_empty() {
+        systemd.stop(&stopped)?;
     }
     if state.active == "failed" {
         systemd.reset_failed(&[socket])?;
     }
     systemd.start(&[socket])
+}
+
+/// Whether every path that a socket listens on leads to a socket. Connecting to this kind would start a worker.
+fn is_there(paths: &[String]) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    let is_socket = |path: &String| std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+    paths.iter().filter(|path| path.starts_with('/')).all(is_socket)
 }
 
 /// Whether a connection to every path that a socket listens on would be taken: an `active` socket may have no listener

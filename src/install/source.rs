@@ -223,6 +223,31 @@ impl Deadlines {
         }
         Ok(deadlines)
     }
+
+    /// Shortens them in proportion, where the stages of an upgrade could take more than `most` together. Returns what is
+    /// worth telling.
+    pub(crate) fn fit(&mut self, most: Duration) -> Option<String> {
+        let stages = [
+            (&mut self.pointer, 2),
+            (&mut self.acquire, 1),
+            (&mut self.preflight, 3),
+            (&mut self.systemctl, 10),
+            (&mut self.confirm, 1),
+            (&mut self.window, 1),
+        ];
+        let total: Duration = stages.iter().map(|(deadline, times)| **deadline * *times).sum();
+        if total <= most {
+            return None;
+        }
+        for (deadline, _) in stages {
+            *deadline = deadline.mul_f64(most.as_secs_f64() / total.as_secs_f64());
+        }
+        let (total, most) = (total.as_secs(), most.as_secs());
+        Some(format!(
+            "the deadlines in install.json add up to {total} s, and an upgrade has {most} s: all were shortened in \
+             proportion"
+        ))
+    }
 }
 
 impl Default for Deadlines {

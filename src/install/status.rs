@@ -8,9 +8,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::admission::{self, Observed};
-use super::attempt::{self, Entry, State};
+use super::attempt::State;
 use super::installed::{Inode, Installed, Inventory, on_disk};
-use super::units::{SERVICE, SOCKET};
+use super::records::{self, Seen, View};
+use super::units::{DOOR, SERVICE, SOCKET};
 use crate::durable::writable_by_others;
 use crate::host::Host;
 use crate::systemd::Systemd;
@@ -44,16 +45,6 @@ pub struct Process {
     pub not_enabled: Vec<String>,
     /// How the last one ended, when none runs.
     pub result: String,
-}
-
-/// The newest attempt.
-#[derive(Debug, Clone, Serialize)]
-pub struct Last {
-    /// Its record, as it is; what it did to the installation as the disk shows it.
-    pub record: Value,
-    /// Its derived state.
-    #[serde(flatten)]
-    pub state: State,
 }
 
 /// What was seen as itself; what was not as `{"unknown": "why"}`.
@@ -90,7 +81,7 @@ pub struct Status {
     pub admission: Observed,
     /// The newest attempt and its derived state.
     #[serde(serialize_with = "seen")]
-    pub last: Result<Option<Last>, String>,
+    pub last: Result<Option<Seen>, String>,
     /// Where these differ, or what is wrong with them.
     pub findings: Vec<String>,
     /// What this user could not see.
@@ -111,17 +102,10 @@ pub fn status(host: &Host) -> Status {
     let installed = described(&host.installed(), file, [&inventory.current].into_iter());
     let retained = [&inventory.previous, &inventory.current].into_iter();
     let previous = described(&host.previous(), on_disk(&host.previous()), retained);
-    let admission = admission(host, api.as_ref().ok());
-    let last = match attempt::latest(host, &admission, in_place.as_deref()) {
-        Ok(found) => Ok(found.map(|(entry, state)| {
-            let record = match entry {
-                Entry::Record(record) => serde_json::to_value(record).unwrap_or_default(),
-                Entry::Newer(value) => Value::Object(value),
-            };
-            Last { record, state }
-        })),
-        Err(e) => Err(e.to_string()),
-    };
+    let look = || admission(host, api.as_ref().ok());
+    let view = View { admission: &look, in_place: in_place.as_deref() };
+    let last = records::latest(host, view).map_err(|e| e.to_string());
+    let admission = look();
     let changeable = [host.installed(), host.previous()];
     let changeable =
         changeable.iter().filter(|_| host.privileged()).filter_map(|path| writable_by_others(path));
@@ -154,12 +138,14 @@ fn described<'a>(
     }))
 }
 
-fn look_at_process(host: &Host, installed: Option<Inode>) -> Result<Process, String> {
+/// What systemd and `/proc` say of the daemon.
+pub(crate) fn look_at_process(host: &Host, installed: Option<Inode>) -> Result<Process, String> {
     if !host.systemd_runs() {
         return Err("systemd is not PID 1 here".into());
     }
-    let shown = Systemd::new(DEADLINE).show(&[SERVICE, SOCKET]).map_err(|e| e.to_string())?;
-    let not_enabled = [SERVICE, SOCKET].iter().zip(&shown).filter(|(_, unit)| unit.file_state == "disabled");
+    let shown = Systemd::new(DEADLINE).show(&[SERVICE, SOCKET, DOOR]).map_err(|e| e.to_string())?;
+    let not_enabled =
+        [SERVICE, SOCKET, DOOR].iter().zip(&shown).filter(|(_, unit)| unit.file_state == "disabled");
     let not_enabled = not_enabled.map(|(name, _)| (*name).to_owned()).collect();
     let Some(unit) = shown.into_iter().next() else { return Err("systemd said nothing".into()) };
     let running = Inode::of(&PathBuf::from(format!("/proc/{}/exe", unit.main_pid))).ok();
@@ -261,7 +247,7 @@ fn judge(status: &mut Status) {
         _ => {}
     }
     match &status.last {
-        Ok(Some(Last { record, state })) => {
+        Ok(Some(Seen { record, state, .. })) => {
             let stage = record.get("stage").and_then(Value::as_str).unwrap_or("an unknown stage");
             match state {
                 State::Interrupted { evidence } => {

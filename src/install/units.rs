@@ -17,6 +17,10 @@ use crate::systemd::Systemd;
 pub(crate) const SERVICE: &str = "ployz.service";
 /// The socket that it serves on.
 pub(crate) const SOCKET: &str = "ployz.socket";
+/// The socket at which the daemon asks for an upgrade.
+pub(crate) const DOOR: &str = "ployz-upgrade.socket";
+/// The template of the service that serves one connection of the door.
+pub(crate) const WORKER: &str = "ployz-upgrade@.service";
 /// The executable that shipped units start.
 pub(crate) const EXECUTABLE: &str = "/usr/local/bin/ployzd";
 /// The account declarations of this release.
@@ -48,7 +52,13 @@ pub fn shipped() -> Vec<Unit> {
     };
     vec![
         unit(SOCKET, include_str!("../../hardening/ployz.socket")),
+        unit(DOOR, include_str!("../../hardening/ployz-upgrade.socket")),
         unit(SERVICE, include_str!("../../hardening/ployz.service")),
+        Unit {
+            enable: false,
+            start: false,
+            ..unit(WORKER, include_str!("../../hardening/ployz-upgrade@.service"))
+        },
     ]
 }
 
@@ -166,14 +176,19 @@ pub(crate) fn remove(
     names: &[&str],
     _admission: &Admission,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    systemd.disable_now(names)?;
-    for name in names {
-        match std::fs::remove_file(host.unit(name)) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
-            _ => sync_parent(&host.unit(name))?,
-        }
+    // A template has no state of its own; its instances end by themselves, and PID 1 is not told: a reload would apply
+    // what is in effect without it to the worker that may be doing this.
+    let (templates, loadable): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| name.contains('@'));
+    let delete = |name: &&str| match std::fs::remove_file(host.unit(name)) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+        _ => sync_parent(&host.unit(name)),
+    };
+    if !loadable.is_empty() {
+        systemd.disable_now(&loadable)?;
+        loadable.iter().try_for_each(delete)?;
+        systemd.daemon_reload()?;
     }
-    Ok(systemd.daemon_reload()?)
+    Ok(templates.iter().try_for_each(delete)?)
 }
 
 /// The units whose file on disk is not this.

@@ -4,7 +4,8 @@
 use std::fs;
 
 use ployz::install::admission::{Observed, observe};
-use ployz::install::attempt::{Entry, Installation, Outcome, State, read};
+use ployz::install::attempt::{Installation, Outcome, State};
+use ployz::install::records::{Entry, read};
 
 use serde_json::Value;
 

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use ployz::install::admission::{Observed, observe};
-use ployz::install::attempt::{Entry, Outcome, Record, State, ids, read};
+use ployz::install::attempt::{Outcome, Record, State};
 use ployz::install::events::What;
+use ployz::install::records::{Entry, ids, read};
 use ployz::install::status::status;
 use serde_json::{Value, json};
 

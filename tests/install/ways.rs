@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use ployz::install::attempt::{Entry, Installation, Outcome, Requested, State, read};
+use ployz::install::attempt::{Installation, Outcome, Requested, State};
+use ployz::install::records::{Entry, read};
 use ployz::install::release::Channel;
 use ployz::install::{Request, Wanted};
 use serde_json::Value;
@@ -43,7 +44,8 @@ fn the_real_binary_by_archive_by_version_and_by_channel() {
         assert_eq!(record.installation, Installation::Replaced, "{name}");
         assert_eq!(record.target_digest.as_ref(), Some(&digest), "{name}");
         assert_is_installed(&world, &bytes, &published.sha256, &record.id);
-        let units = ["ployz.socket", "ployz.service"].map(|unit| world.host.unit(unit));
+        let units = ["ployz.socket", "ployz-upgrade.socket", "ployz.service", "ployz-upgrade@.service"];
+        let units = units.map(|unit| world.host.unit(unit));
         let switched =
             [world.host.installed()].into_iter().chain(units).map(|path| path.display().to_string());
         assert_eq!(record.switched, switched.collect::<Vec<_>>(), "{name}");

@@ -12,8 +12,9 @@ use kit::release::Published;
 use kit::{Options, Server, Tls};
 use ployz::host::Host;
 use ployz::install::admission::observe;
-use ployz::install::attempt::{Entry, Installation, Outcome, ReadError, Record, State, latest};
+use ployz::install::attempt::{Installation, Outcome, Record, State};
 use ployz::install::events::{Event, Refusal};
+use ployz::install::records::{Entry, ReadError, View, latest};
 use ployz::install::release::{Channel, Version};
 use ployz::install::{Mode, Request, Wanted, install};
 use ployz::interrupt::Interrupt;
@@ -197,7 +198,15 @@ impl World {
 /// The newest attempt and its state, as a reader sees them.
 pub(crate) fn newest(world: &World) -> Result<Option<(Entry, State)>, ReadError> {
     let in_place = fs::read(world.host.installed()).ok().map(|bytes| kit::release::sha256(&bytes));
-    latest(&world.host, &observe(&world.host), in_place.as_deref())
+    let look = || observe(&world.host);
+    let seen = latest(&world.host, View { admission: &look, in_place: in_place.as_deref() })?;
+    Ok(seen.map(|seen| {
+        let entry = match serde_json::from_value(seen.record.clone()) {
+            Ok(record) if seen.record["schema"] == 1 => Entry::Record(Box::new(record)),
+            _ => Entry::Newer(seen.record.as_object().unwrap().clone()),
+        };
+        (entry, seen.state)
+    }))
 }
 
 /// What an installation must not leave: staged files, copies of its own, half-written files.

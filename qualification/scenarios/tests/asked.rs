@@ -1,0 +1,75 @@
+//! Upgrades that are asked for without root, through the daemon and the door.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed assumption fails the test"
+)]
+
+use scenarios::{Machine, note, release, serve};
+use serde_json::Value;
+
+const PLOYZD: &str = "/usr/local/bin/ployzd";
+/// What an upgrade must not touch: identity, configuration, accounts.
+const KEPT: &str =
+    "sha256sum /var/lib/ployz/* /etc/ployz/* /etc/passwd /etc/group; ls -la /var/lib/ployz /etc/ployz";
+
+#[test]
+fn a_member_of_the_group_upgrades_and_goes_back_and_everything_else_stays() {
+    let (old, new) = (release("1.4.0"), release("1.5.0"));
+    let server = serve("asked").release(&old).release(&new).channel("stable", "1.5.0").start();
+    let machine = Machine::named("asked").served_by(&server).installed("1.4.0").boot();
+    machine.run("useradd -m alice && usermod -a -G ployz alice").ok();
+    machine.run(&format!("{PLOYZD} machine initialize --name web-1")).ok();
+    let kept = machine.run(KEPT).stdout;
+    let id = machine.api()["id"].clone();
+
+    let client = machine.client();
+    let run = machine.run_as("alice", &format!("{PLOYZD} upgrade --channel stable"));
+    let heard = client.stop();
+    let run = run.expect(0).says(&["succeeded in", "1.5.0 is running", "attempt "]);
+    drop(run);
+    let after = machine.assert_runs("1.5.0", &new.sha256);
+    let latest = machine.run_as("alice", &format!("{PLOYZD} attempt --json")).expect(0).last();
+    let record = &latest["record"];
+    assert_eq!(record["kind"], "upgrade", "{record}");
+    assert_eq!(record["requested"], serde_json::json!({"channel": "stable"}), "{record}");
+    assert_eq!(record["from"], "1.4.0", "{record}");
+    assert_eq!(record["outcome"]["succeeded"]["pid"], after.pid, "{record}");
+    assert_eq!(record["outcome"]["succeeded"]["sha256"], new.sha256.as_str(), "{record}");
+    assert!(record["unit"].as_str().unwrap_or_default().starts_with("ployz-upgrade@"), "{record}");
+    assert_eq!(record["warnings"], serde_json::json!([]), "{record}");
+    assert_eq!((&latest["state"], &latest["in_place"]), (&"ended".into(), &"target".into()), "{latest}");
+    machine.assert_nothing_left();
+    note(&format!(
+        "asked: {} answers of the Machine API, {} failures, longest wait {} ms",
+        heard.answers,
+        heard.failures.len(),
+        heard.longest.as_millis()
+    ));
+    assert_eq!(heard.failures, Vec::<String>::new(), "requests were refused or failed during the upgrade");
+
+    // The whole story, as root told it to the journal.
+    let id_of = record["id"].as_str().unwrap();
+    let story = machine.run(&format!("journalctl _UID=0 PLOYZ_ATTEMPT={id_of} -o cat --no-pager"));
+    let _ = story.expect(0).says(&[
+        "accepted: upgrade 1.5.0",
+        "acquiring",
+        "restarting",
+        "confirming",
+        "succeeded",
+    ]);
+
+    let back = machine.run_as("alice", &format!("{PLOYZD} upgrade --version 1.4.0 --json")).expect(0);
+    let warnings = back.record()["warnings"].to_string();
+    assert!(warnings.contains("1.4.0 is older than 1.5.0"), "{warnings}");
+    machine.assert_runs("1.4.0", &old.sha256);
+    assert_eq!(machine.sha256("/usr/local/bin/ployzd.previous"), new.sha256);
+    assert_eq!(machine.run(KEPT).stdout, kept, "an upgrade touched what is not its own");
+    assert_eq!(machine.api()["id"], id);
+    assert_ne!(id, Value::Null);
+    let state = machine.run("systemctl is-system-running; systemctl --failed --no-legend");
+    assert_eq!(state.text(), "running", "a unit failed");
+    machine.assert_nothing_left();
+}
