@@ -195,6 +195,9 @@ pub(crate) fn show(out: &mut Output<io::Stdout>, seen: &Seen) -> io::Result<()> 
         }
         _ => {}
     }
+    if let Some(ended) = &seen.unit_ended {
+        out.field("unit", ended)?;
+    }
     for warning in strings(record, "warnings") {
         out.line(format!("note: {warning}"))?;
     }

@@ -43,7 +43,7 @@ pub(crate) fn ended(host: &Host) -> Exit {
         Ok(Some(id)) => {
             tracing::warn!(
                 ployz_attempt = id,
-                "attempt {id} has no outcome; its unit ended: {service} {code} {status}"
+                "attempt {id} did not come to its end; its unit ended: {service} {code} {status}"
             );
             Exit::Done
         }

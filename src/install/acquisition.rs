@@ -3,6 +3,7 @@
 
 use std::io::{self, Read};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
@@ -19,6 +20,10 @@ use super::{Release, Source, Unresolved};
 use crate::durable::{open_regular, read_bounded};
 use crate::host::architecture;
 use crate::interrupt::Interrupt;
+
+/// Between two events about bytes that come: so many of them, or so long.
+const TELL_BYTES: u64 = 256 * 1024;
+const TELL_EACH: Duration = Duration::from_millis(250);
 
 /// What is to be made current: an archive to verify, the same release that is in place, or this very executable.
 pub(super) enum Acquired {
@@ -92,14 +97,15 @@ impl Flow<'_> {
         let mut incoming = Incoming::create(path).map_err(|e| writing(&e))?;
         let bounds = fetch::Bounds { most: MOST_ARCHIVE, deadline: self.settings.deadlines.acquire };
         let (id, tell, deaf) = (&self.record.id, &mut self.tell, &mut self.deaf);
-        let mut told = 0;
+        let (mut told, mut told_at) = (0, Instant::now());
         let mut unwritten = None;
         let fetched =
             fetch::fetch(self.host, self.settings, url, bounds, self.interrupt, &mut |bytes, total| {
                 incoming.take(bytes).inspect_err(|e| unwritten = Some(writing(e)))?;
                 // A screen needs no more than this.
-                if incoming.length() - told >= 256 * 1024 || Some(incoming.length()) == total {
-                    told = incoming.length();
+                let some = incoming.length() - told >= TELL_BYTES || told_at.elapsed() >= TELL_EACH;
+                if some || Some(incoming.length()) == total {
+                    (told, told_at) = (incoming.length(), Instant::now());
                     let what = What::Progress { attempt: id, bytes: told, total };
                     *deaf |= tell(&Event { schema: SCHEMA, what, at: Timestamp::now() }).is_err();
                     if *deaf {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::admission::Admission;
-use super::installed::{Inode, Installed, Inventory, on_disk};
+use super::installed::{Docker, Inode, Installed, Inventory, on_disk};
 use super::release::Version;
 use super::units::{self, Unit, WORKER};
 use crate::command::Run;
@@ -27,6 +27,8 @@ pub(crate) struct Staged {
     pub(crate) file: Option<std::path::PathBuf>,
     /// The units that it brings.
     pub(crate) units: Vec<Unit>,
+    /// The operator's choice about Docker, which is recorded with it.
+    pub(crate) docker: Docker,
 }
 
 /// What was in place at admission.
@@ -129,7 +131,6 @@ pub(crate) fn activate(
     systemd: Option<Systemd>,
     staged: Staged,
     before: &Before,
-    docker: super::installed::Docker,
     ending: &dyn Fn() -> bool,
     switched: &mut dyn FnMut(&Path, Switched),
 ) -> Result<Activated, ActivationError> {
@@ -225,7 +226,7 @@ pub(crate) fn activate(
             inventory.units.push(unit.name.clone());
         }
     }
-    inventory.docker = docker;
+    inventory.docker = staged.docker;
     if inventory != before.inventory {
         inventory.write(host, admission).map_err(stopped("writing installed.json"))?;
     }

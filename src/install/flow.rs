@@ -183,7 +183,9 @@ impl<'a> Flow<'a> {
             }
             // Nobody who asked for an upgrade can cancel it: its unit was stopped, or the system goes down.
             if self.request.mode == Mode::Upgrade && self.interrupt.terminated() {
-                let evidence = format!("SIGTERM: its unit was stopped, or the system went down ({error})");
+                let evidence = format!(
+                    "SIGTERM: its unit was stopped or ran out of time, or the system went down ({error})"
+                );
                 return Outcome::Interrupted { stage, evidence };
             }
             if self.record.installation == Installation::Replaced {
@@ -368,11 +370,11 @@ impl<'a> Flow<'a> {
         self.fact(&format!("runs here, reports {}", about.version));
         self.record.target_digest = Some(sha256.clone());
         let file = (!in_place).then_some(binary);
-        Ok(Staged { version: release.version, sha256, archive_sha256, file, units })
+        Ok(Staged { version: release.version, sha256, archive_sha256, file, units, docker: self.docker })
     }
 
     fn activate(&mut self, staged: Staged) -> Result<Activated, Failure> {
-        let (host, systemd, docker) = (self.host, self.systemd, self.docker);
+        let (host, systemd) = (self.host, self.systemd);
         let (admission, record) = (&self.admission, &mut self.record);
         let mut switched = |path: &Path, how: Switched| match how {
             Switched::Renamed => {
@@ -388,17 +390,9 @@ impl<'a> Flow<'a> {
         };
         let interrupt = self.interrupt;
         let ending = || interrupt.terminated();
-        let activated = activation::activate(
-            host,
-            admission,
-            systemd,
-            staged,
-            &self.before,
-            docker,
-            &ending,
-            &mut switched,
-        )
-        .map_err(|e| Failure::new("activate", e))?;
+        let activated =
+            activation::activate(host, admission, systemd, staged, &self.before, &ending, &mut switched)
+                .map_err(|e| Failure::new("activate", e))?;
         let fact = if activated.replaced {
             format!("{}, {} units", host.installed().display(), activated.units_written)
         } else {

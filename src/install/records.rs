@@ -72,6 +72,9 @@ pub struct Seen {
     pub state: State,
     /// Which executable is in place now.
     pub in_place: InPlace,
+    /// How its unit ended, where systemd has said so and no outcome says more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit_ended: Option<String>,
     /// While it acquires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
@@ -238,7 +241,7 @@ fn seen(host: &Host, id: &str, entry: Entry, view: View<'_>) -> Seen {
         Entry::Newer(value) => {
             let why = "written by another release".into();
             let (record, state) = (Value::Object(value), State::Unknown { why });
-            return Seen { record, state, in_place: InPlace::Unknown, progress: None };
+            return Seen { record, state, in_place: InPlace::Unknown, unit_ended: None, progress: None };
         }
     };
     let derive = |record: &Record| {
@@ -256,7 +259,8 @@ fn seen(host: &Host, id: &str, entry: Entry, view: View<'_>) -> Seen {
     record.installation = record.installation_now(view.in_place);
     let progress = (state == State::Running).then(|| progress(host, id)).flatten();
     let in_place = record.in_place(view.in_place);
-    Seen { record: serde_json::to_value(record).unwrap_or_default(), state, in_place, progress }
+    let unit_ended = exit_evidence(host, id).filter(|_| state != State::Running);
+    Seen { record: serde_json::to_value(record).unwrap_or_default(), state, in_place, unit_ended, progress }
 }
 
 /// Leaves how many bytes have come where readers find it; for the attempt that holds admission.
@@ -274,8 +278,8 @@ pub(crate) fn end_progress(host: &Host, id: &str) {
     let _ = std::fs::remove_file(progress_path(host, id));
 }
 
-/// Leaves how a unit ended, in systemd's words, beside the record of its attempt; for one that has an outcome there is
-/// nothing to say. Returns the attempt's id.
+/// Leaves how a unit ended, in systemd's words, beside the record of its attempt; where that says how it ended by itself
+/// there is nothing to add. Returns the attempt's id.
 pub(crate) fn leave_exit_evidence(
     host: &Host,
     invocation: &str,
@@ -283,7 +287,8 @@ pub(crate) fn leave_exit_evidence(
 ) -> io::Result<Option<String>> {
     for (id, content) in all(host)? {
         let Ok(Entry::Record(record)) = content else { continue };
-        if record.invocation_id.as_deref() != Some(invocation) || record.outcome.is_some() {
+        let by_itself = !matches!(record.outcome, None | Some(Outcome::Interrupted { .. }));
+        if record.invocation_id.as_deref() != Some(invocation) || by_itself {
             continue;
         }
         let [service_result, exit_code, exit_status] = result;

@@ -68,7 +68,7 @@ pub(crate) fn serve(
         // What can be refused before anything is made for it.
         let refusal = match peer_problem(host, &connection) {
             Some(reason) => Some(rejected(reason)),
-            None => busy(admission::observe(host)),
+            None => busy(&admission::observe(host)),
         };
         if let Some(refusal) = refusal {
             refuse(connection, &refusal);
@@ -212,14 +212,14 @@ fn known(host: &Host, asked: &Asked) -> Option<Answer> {
     Some(if same { Answer::Existing(record) } else { Answer::Conflict(record) })
 }
 
-fn busy(observed: Observed) -> Option<Answer> {
-    let attempt = match &observed {
+fn busy(observed: &Observed) -> Option<Answer> {
+    let attempt = match observed {
         Observed::Installing { holder } => holder.as_ref().map(|holder| holder.attempt.clone()),
         Observed::Mutating => None,
         // Taking admission says what is wrong.
         Observed::Free | Observed::Unknown { .. } => return None,
     };
-    Some(Answer::Busy { what: admission::describe(&observed), attempt })
+    Some(Answer::Busy { what: admission::describe(observed), attempt })
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "errors come as they are")]
@@ -230,7 +230,7 @@ fn rejected(reason: impl ToString) -> Answer {
 fn refused(refusal: &Refusal) -> Answer {
     match refusal {
         Refusal::Busy(seen) => {
-            busy(seen.observed.clone()).unwrap_or_else(|| Answer::Busy { what: seen.what(), attempt: None })
+            busy(&seen.observed).unwrap_or_else(|| Answer::Busy { what: seen.what(), attempt: None })
         }
         Refusal::NotPermitted(problem) => rejected(&problem.what),
         Refusal::Refused(problems) => {

@@ -23,6 +23,7 @@
 //! | `machine`, `look` | a machine: made, asked, looked at, restarted |
 //! | `releases`, `server` | what can be installed, and where it is served |
 //! | `client` | a client of the Machine API that asks all the time |
+//! | `upgrades` | upgrades that are asked for through the daemon |
 //! | `crash` | an installation ended, or troubled, at one call |
 //! | `peaks`, `ssh` | how much memory processes take; logins that are cut |
 //! | `run` | a command that ended: its output, or a panic that shows all of it |
@@ -45,6 +46,7 @@ mod releases;
 mod run;
 mod server;
 pub mod ssh;
+mod upgrades;
 pub mod vm;
 
 pub use client::{Client, Heard};
@@ -54,3 +56,4 @@ pub use machine::{Background, Image, Machine, Plan};
 pub use releases::{Release, release, release_for, release_padded};
 pub use run::{Run, host, host_within};
 pub use server::{Server, Serving, serve};
+pub use upgrades::hold;

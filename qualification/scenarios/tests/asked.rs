@@ -73,3 +73,30 @@ fn a_member_of_the_group_upgrades_and_goes_back_and_everything_else_stays() {
     assert_eq!(state.text(), "running", "a unit failed");
     machine.assert_nothing_left();
 }
+
+#[test]
+fn a_socket_that_is_held_refuses_nobody_and_one_that_is_changed_says_that_it_did() {
+    let (old, new) = (release("1.4.0"), release("1.5.0"));
+    let changed = release("1.6.0").changed("Backlog=128\n", "Backlog=127\n");
+    let server = serve("held").release(&old).release(&new).release(&changed).start();
+    let machine = Machine::named("held").served_by(&server).installed("1.4.0").boot();
+    for (to, held) in [(&new, true), (&changed, false)] {
+        let client = machine.client();
+        let id = machine.ask_for(&to.version);
+        let record = machine.assert_upgraded(&id, to);
+        let heard = client.stop();
+        note(&format!(
+            "sockets {}: {} answers, {} failed, longest wait {} ms; it says {}",
+            if held { "held" } else { "reopened" },
+            heard.answers,
+            heard.failures.len(),
+            heard.longest.as_millis(),
+            record["warnings"]
+        ));
+        let said = record["warnings"].to_string().contains("ployz.socket was closed and opened again");
+        assert_eq!(said, !held, "{record}");
+        assert!(!held || heard.failures.is_empty(), "{:?}", heard.failures);
+        assert!(heard.answers > 10 && heard.versions.last() == Some(&to.version), "{heard:?}");
+    }
+    assert_eq!(machine.run("systemctl show -P Backlog ployz.socket").text(), "127");
+}
