@@ -228,12 +228,15 @@ impl Host {
         Ok(())
     }
 
-    /// The boot that this is: a random id that the kernel makes at each boot. A unit from which `/proc/sys` is hidden is
-    /// told by systemd.
+    /// The boot that this is: a random id that the kernel makes at each boot. Our units are told it by systemd: from a
+    /// sandbox `/proc/sys` may be hidden, and in a container it may show the boot of the host around it.
     pub fn boot_id(&self) -> String {
-        let kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
-        let text = kernel.or_else(|| std::env::var("PLOYZ_BOOT_ID").ok()).unwrap_or_default();
-        text.trim().replace('-', "")
+        let is_id = |text: &String| text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let told = std::env::var("PLOYZ_BOOT_ID").ok().filter(is_id);
+        told.unwrap_or_else(|| {
+            let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+            text.trim().replace('-', "")
+        })
     }
 
     /// The host's name.

@@ -248,7 +248,12 @@ async fn follow(host: &Host, mut seen: Seen, mut screen: Screen) -> Exit {
     if matches!(seen.state, State::Interrupted { .. }) {
         // What its unit says of its end comes a moment later.
         tokio::time::sleep(EVIDENCE).await;
-        seen = attempt::get(host, &id).ok().flatten().unwrap_or(seen);
+        seen = match change(host, &id, "").await {
+            Ok((now, _)) => now,
+            Err(_) => {
+                attempt::read(host, |view| records::find(host, &id, view)).ok().flatten().unwrap_or(seen)
+            }
+        };
     }
     screen.conclude(&seen);
     exit_of(&seen)

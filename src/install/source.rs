@@ -267,6 +267,18 @@ mod tests {
     }
 
     #[test]
+    fn deadlines_fit_into_what_an_upgrade_has() {
+        let most = Duration::from_secs(840);
+        let mut deadlines = Deadlines::DEFAULT;
+        assert_eq!(deadlines.fit(most), None, "those of the manual fit");
+        deadlines.acquire = Duration::from_secs(3600);
+        let said = deadlines.fit(most).unwrap();
+        assert!(said.contains("840 s"), "{said}");
+        assert!(deadlines.acquire < most && deadlines.confirm >= Duration::from_secs(10), "{deadlines:?}");
+        assert_eq!(deadlines.fit(most + Duration::from_secs(1)), None);
+    }
+
+    #[test]
     fn settings_name_the_field_that_is_wrong() {
         for (text, named) in [
             (r#"{"release":"https://x"}"#, "unknown field `release`"),

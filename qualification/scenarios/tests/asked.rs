@@ -7,7 +7,7 @@
     reason = "a failed assumption fails the test"
 )]
 
-use scenarios::{Machine, note, release, serve};
+use scenarios::{Image, Machine, note, release, serve};
 use serde_json::Value;
 
 const PLOYZD: &str = "/usr/local/bin/ployzd";
@@ -17,9 +17,18 @@ const KEPT: &str =
 
 #[test]
 fn a_member_of_the_group_upgrades_and_goes_back_and_everything_else_stays() {
+    upgrades_and_goes_back("asked", Image::Trixie);
+}
+
+#[test]
+fn a_member_of_the_group_upgrades_and_goes_back_on_the_oldest_systemd() {
+    upgrades_and_goes_back("asked-252", Image::Bookworm);
+}
+
+fn upgrades_and_goes_back(name: &str, image: Image) {
     let (old, new) = (release("1.4.0"), release("1.5.0"));
-    let server = serve("asked").release(&old).release(&new).channel("stable", "1.5.0").start();
-    let machine = Machine::named("asked").served_by(&server).installed("1.4.0").boot();
+    let server = serve(name).release(&old).release(&new).channel("stable", "1.5.0").start();
+    let machine = Machine::named(name).image(image).served_by(&server).installed("1.4.0").boot();
     machine.run("useradd -m alice && usermod -a -G ployz alice").ok();
     machine.run(&format!("{PLOYZD} machine initialize --name web-1")).ok();
     let kept = machine.run(KEPT).stdout;
@@ -99,4 +108,50 @@ fn a_socket_that_is_held_refuses_nobody_and_one_that_is_changed_says_that_it_did
         assert!(heard.answers > 10 && heard.versions.last() == Some(&to.version), "{heard:?}");
     }
     assert_eq!(machine.run("systemctl show -P Backlog ployz.socket").text(), "127");
+}
+
+/// Units that an earlier release brought and the next one does not, an operator's drop-ins and choices, and a door that
+/// is new to this Machine.
+const EARLIER: &str = r#"
+    set -e
+    cd /usr/local/lib/systemd/system
+    printf '[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n' >ployz-extra.service
+    printf '[Service]\nExecStart=/bin/sleep infinity\n' >ployz-extra@.service
+    for unit in ployz-extra.service ployz-upgrade@.service; do
+        mkdir -p /etc/systemd/system/$unit.d
+        printf '[Unit]\nX-Operator=yes\n[Service]\nNice=5\n' >/etc/systemd/system/$unit.d/own.conf
+    done
+    systemctl daemon-reload
+    systemctl enable --now ployz-extra.service
+    systemctl disable ployz.service ployz-upgrade.socket
+    cd /usr/local/lib/ployz
+    jq '.units |= (map(select(startswith("ployz-upgrade") | not)) + ["ployz-extra.service", "ployz-extra@.service"])' \
+        installed.json >/root/installed.json
+    cp /root/installed.json installed.json
+"#;
+
+#[test]
+fn units_that_are_gone_are_removed_new_ones_enabled_and_an_operators_choices_stay() {
+    let new = release("1.5.0");
+    let server = serve("units").release(&release("1.4.0")).release(&new).start();
+    let machine = Machine::named("units").served_by(&server).installed("1.4.0").boot();
+    machine.run(EARLIER).ok();
+    let id = machine.ask_for("1.5.0");
+    let record = machine.outcome_of(&id);
+    assert_eq!(record["outcome"]["succeeded"]["version"], "1.5.0", "{record}");
+    assert_eq!(record["warnings"], serde_json::json!([]), "{record}");
+    let gone = machine.run(
+        "ls /usr/local/lib/systemd/system | grep extra; ls /etc/systemd/system/*.wants | grep extra
+         systemctl is-active ployz-extra.service; pgrep -x sleep; true",
+    );
+    assert_eq!(gone.text(), "inactive", "what the release does not have is still there");
+    let enabled = machine.run("systemctl is-enabled ployz-upgrade.socket ployz.service ployz.socket");
+    assert_eq!(enabled.text(), "enabled\ndisabled\nenabled", "new is enabled, and disabled stays so");
+    let kept =
+        machine.run("cd /etc/systemd/system; ls ployz-extra.service.d ployz-upgrade@.service.d").expect(0);
+    assert_eq!(kept.text().matches("own.conf").count(), 2, "{}", kept.shown());
+    let units = machine.inventory()["units"].to_string();
+    assert!(units.contains("ployz-upgrade@.service") && !units.contains("extra"), "{units}");
+    machine.assert_nothing_left();
+    machine.assert_healthy();
 }
