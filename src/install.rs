@@ -42,6 +42,7 @@ mod host;
 mod readiness;
 mod restart;
 pub(crate) mod staging;
+mod steps;
 pub(crate) mod worker;
 
 use std::path::PathBuf;
