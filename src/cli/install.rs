@@ -44,7 +44,10 @@ pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Ex
         return dry_run(host, &request, arguments.json);
     }
     let staged = install::can_run_children(host).and_then(|()| {
-        let refused = |e| Refusal::one(format!("running from staging: {e}"), "look at: df -h /usr/local");
+        let refused = |e| {
+            let what = format!("making a copy to run from in {}: {e}", host.own_copies().display());
+            Refusal::one(what, "look at: findmnt -T /usr/local/lib; df -h /usr/local")
+        };
         run_from_staging(host, &request).map_err(refused)
     });
     if let Err(refusal) = staged {

@@ -212,7 +212,8 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
         Verb::UpgradeEnded => worker::ended(&host),
         Verb::Confine { target } => {
             let e = confine::become_confined(&target);
-            error(format!("running {:?}: {e}", target.first()), None);
+            let program = target.first().cloned().unwrap_or_default();
+            error(format!("running {program:?}: {e}"), None);
             Exit::Raw(126)
         }
     }

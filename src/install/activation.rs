@@ -277,8 +277,11 @@ fn keep_previous(host: &Host, admission: &Admission) -> io::Result<()> {
     let _ = std::fs::remove_file(&temporary);
     if std::fs::hard_link(&current, &temporary).is_err() {
         // A filesystem without links, or an immutable file.
-        std::fs::copy(&current, &temporary)?;
-        settle(&temporary)?;
+        let copied = std::fs::copy(&current, &temporary).and_then(|_| settle(&temporary));
+        if copied.is_err() {
+            let _ = std::fs::remove_file(&temporary);
+        }
+        copied?;
     }
     let renamed = std::fs::rename(&temporary, &previous);
     if renamed.is_err() {

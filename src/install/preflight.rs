@@ -1,5 +1,6 @@
 //! Preflight: what must be true before anything is replaced. All problems at once, each with what to type.
 
+use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
@@ -273,6 +274,9 @@ pub(crate) fn ask_version(
         CommandError::Deadline { .. } => Refused { reason: "hangs", error: format!("the new binary: {e}") },
         e => Refused { reason: "does_not_run", error: format!("the new binary does not run here: {e}") },
     };
+    if let Some(error) = for_another_processor(binary) {
+        return Err(Refused { reason: "architecture", error });
+    }
     let stdout = match ask(&["version", "--json"]) {
         Ok(ended) => ended.stdout,
         Err(CommandError::Status { status, .. }) if status.code() == Some(2) => {
@@ -298,6 +302,22 @@ pub(crate) fn ask_version(
             })
         }
     }
+}
+
+/// A program for another processor, by its ELF header: one that a kernel may emulate, and else would only say "Exec
+/// format error".
+fn for_another_processor(binary: &Path) -> Option<String> {
+    let machine = |path: &Path| {
+        let mut header = [0; 20];
+        std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut header)).ok()?;
+        // Little-endian, as everything that a release is made for.
+        header.starts_with(b"\x7fELF").then(|| u16::from_le_bytes([header[18], header[19]]))
+    };
+    let (found, own) = (machine(binary)?, machine(Path::new("/proc/self/exe"))?);
+    let here = std::env::consts::ARCH;
+    (found != own).then(|| {
+        format!("the new binary is for another processor (ELF machine {found}, and {own} is that of {here})")
+    })
 }
 
 /// What a binary requires and this host does not have.

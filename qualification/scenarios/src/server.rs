@@ -17,6 +17,7 @@ use crate::run::{Run, host, host_within};
 #[derive(Debug)]
 pub struct Serving {
     root: PathBuf,
+    certificate: &'static str,
 }
 
 /// A server, ended when this value is dropped.
@@ -32,7 +33,7 @@ pub fn serve(name: &str) -> Serving {
     let root = scratch().join("served").join(name);
     fs::create_dir_all(root.join("releases/download")).expect("making a server's root");
     fs::copy(repository().join("bootstrap/machine.sh"), root.join("machine")).expect("copying the bootstrap");
-    Serving { root }
+    Serving { root, certificate: "good" }
 }
 
 impl Serving {
@@ -50,6 +51,12 @@ impl Serving {
         self
     }
 
+    /// With a certificate that is wrong: `expired`, `wrong-name`, `unknown-issuer`.
+    #[must_use]
+    pub fn certificate(self, certificate: &'static str) -> Self {
+        Self { certificate, ..self }
+    }
+
     /// Starts it, at `https://releases.ployz.test` with a port of its own.
     pub fn start(self) -> Server {
         static PORT: AtomicU16 = AtomicU16::new(8443);
@@ -58,8 +65,9 @@ impl Serving {
         let binary = binary();
         let listen = format!("10.77.0.1:{port}");
         let (root, log, control) = (self.root.display().to_string(), path("log"), path("control"));
-        let words =
-            lab().words(&["lab", binary, &root, "--listen", &listen, "--log", &log, "--control", &control]);
+        let certificate = ["--certificate", self.certificate];
+        let words = ["lab", binary, &root, "--listen", &listen, "--log", &log, "--control", &control];
+        let words = lab().words(&[&words[..], &certificate].concat());
         let mut child = Command::new(&words[0])
             .args(&words[1..])
             .stdin(Stdio::null())
