@@ -39,6 +39,8 @@ pub(crate) struct Unit {
     pub(crate) needs_reload: bool,
     /// What a socket listens on.
     pub(crate) listen: Vec<String>,
+    /// The control group of a unit that runs: `/system.slice/ployz.service`.
+    pub(crate) control_group: String,
 }
 
 impl Unit {
@@ -53,7 +55,8 @@ impl Unit {
 }
 
 const PROPERTIES: &str = "Id,LoadState,ActiveState,SubState,UnitFileState,FragmentPath,MainPID,NRestarts,Result,\
-    ExecMainCode,ExecMainStatus,ExecMainStartTimestamp,ExecMainStartTimestampMonotonic,ExecStart,NeedDaemonReload,Listen";
+    ExecMainCode,ExecMainStatus,ExecMainStartTimestamp,ExecMainStartTimestampMonotonic,ExecStart,NeedDaemonReload,Listen,\
+    ControlGroup";
 
 /// What systemctl says when PID 1 is away.
 const AWAY: [&str; 4] = [
@@ -187,6 +190,7 @@ fn parse(block: &str) -> Unit {
                 v.split_once("path=").and_then(|(_, rest)| rest.split(" ;").next()).map(str::to_owned)
             })
             .collect(),
+        control_group: one("ControlGroup"),
         needs_reload: one("NeedDaemonReload") == "yes",
         // /run/ployz/ployz.sock (Stream)
         listen: all("Listen").iter().filter_map(|v| v.split(" (").next()).map(str::to_owned).collect(),

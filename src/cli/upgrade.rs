@@ -210,6 +210,9 @@ async fn follow(host: &Host, mut seen: Seen, mut screen: Screen) -> Exit {
     let mut quiet_since = Instant::now();
     loop {
         screen.show(&seen);
+        if screen.unread {
+            return screen.leave(&id);
+        }
         if matches!(seen.state, State::Ended | State::Interrupted { .. }) {
             break;
         }
@@ -302,11 +305,21 @@ struct Screen {
     bytes: u64,
     bar: Option<ProgressBar>,
     lost_at: Option<Timestamp>,
+    /// Nobody reads it any more.
+    unread: bool,
 }
 
 impl Screen {
     fn new(json: bool) -> Self {
-        Self { out: output::stdout(), json, stage: String::new(), bytes: 0, bar: None, lost_at: None }
+        Self {
+            out: output::stdout(),
+            json,
+            stage: String::new(),
+            bytes: 0,
+            bar: None,
+            lost_at: None,
+            unread: false,
+        }
     }
 
     fn accepted(&mut self, seen: &Seen) {
@@ -332,9 +345,9 @@ impl Screen {
                 let event = json!({
                     "schema": SCHEMA, "event": "stage", "attempt": id, "stage": stage, "fact": null, "at": at,
                 });
-                let _ = self.out.line(event.to_string());
+                self.unread |= self.out.line(event.to_string()).is_err();
             } else {
-                let _ = self.out.field(&stage, at.map(millis).unwrap_or_default());
+                self.unread |= self.out.field(&stage, at.map(millis).unwrap_or_default()).is_err();
             }
         }
         if let Some(progress) = seen.progress.filter(|progress| progress.bytes != self.bytes) {

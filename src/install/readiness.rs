@@ -46,6 +46,8 @@ pub(crate) struct Seen {
     pub(crate) unit: Unit,
     /// The executable that the main process runs.
     pub(crate) executable: Option<Inode>,
+    /// What every other process of the service runs.
+    pub(crate) others: Vec<(u32, Inode)>,
     /// What the Machine API answered, or why it did not.
     pub(crate) answer: Result<Answer, String>,
 }
@@ -57,6 +59,8 @@ pub(crate) struct Expected {
     pub(crate) version: Version,
     /// The executable that must run.
     pub(crate) executable: Inode,
+    /// The executable that was replaced, where it was: no process of the service may run it any more.
+    pub(crate) replaced: Option<Inode>,
     /// Automatic restarts of the service before, so that only new ones count.
     pub(crate) restarts_before: u32,
     /// The process whose end was asked for: it answers until its job has run, and that means nothing.
@@ -89,7 +93,21 @@ pub(crate) fn look(host: &Host, systemd: Systemd) -> Result<Seen, String> {
     } else {
         Err(format!("{SERVICE} is {}", unit.active))
     };
-    Ok(Seen { unit, executable, answer })
+    let others = others(&unit);
+    Ok(Seen { unit, executable, others, answer })
+}
+
+/// The other processes in the control group of a service. Shells and followers that were started from it elsewhere are
+/// none of its.
+fn others(unit: &Unit) -> Vec<(u32, Inode)> {
+    if unit.control_group.is_empty() {
+        return Vec::new();
+    }
+    let processes =
+        Path::new("/sys/fs/cgroup").join(unit.control_group.trim_start_matches('/')).join("cgroup.procs");
+    let listed = std::fs::read_to_string(processes).unwrap_or_default();
+    let others = listed.lines().filter_map(|pid| pid.parse().ok()).filter(|pid| *pid != unit.main_pid);
+    others.filter_map(|pid| Some((pid, Inode::of(Path::new(&format!("/proc/{pid}/exe"))).ok()?))).collect()
 }
 
 /// Asks the Machine API who it is.
@@ -133,6 +151,10 @@ pub(crate) fn judge(expected: &Expected, seen: &Seen) -> Verdict {
     }
     if seen.executable != Some(expected.executable) {
         return Verdict::NotYet(format!("process {} does not run the installed executable", unit.main_pid));
+    }
+    let stale = |(_, runs): &&(u32, Inode)| Some(*runs) == expected.replaced;
+    if let Some((pid, _)) = seen.others.iter().find(stale) {
+        return Verdict::NotYet(format!("process {pid} of {SERVICE} still runs the replaced executable"));
     }
     let answer = match &seen.answer {
         Ok(answer) => answer,
@@ -292,6 +314,7 @@ mod tests {
         let expected = Expected {
             version: "1.5.0".parse().unwrap(),
             executable: own,
+            replaced: Some(other),
             restarts_before: 4,
             replaced_pid: Some(6),
         };
@@ -308,7 +331,8 @@ mod tests {
             Ok(Answer { version: version.into(), pid, ready, problems: vec!["the disk is full".into()] })
         };
         let silent = || Err("refused".to_owned());
-        let seen = |unit, executable, answer| Seen { unit, executable, answer };
+        let seen = |unit, executable, answer| Seen { unit, executable, others: vec![(9, own)], answer };
+        let left = |seen: Seen| Seen { others: vec![(9, own), (11, other)], ..seen };
         let verdict = |seen: Seen| match judge(&expected, &seen) {
             Verdict::Ready { .. } => "ready".to_owned(),
             Verdict::NotYet(why) => format!("not yet: {why}"),
@@ -319,6 +343,10 @@ mod tests {
         for (seen, expected) in [
             (seen(unit("active", 4), Some(own), good.clone()), "ready"),
             (seen(unit("active", 6), Some(own), good.clone()), "ready"),
+            (
+                left(seen(unit("active", 4), Some(own), good.clone())),
+                "not yet: process 11 of ployz.service still runs",
+            ),
             (
                 seen(Unit { main_pid: 6, ..unit("active", 4) }, Some(own), good.clone()),
                 "not yet: process 6 has not been",

@@ -43,6 +43,8 @@ pub struct Process {
     pub restarts: u32,
     /// Units of ours that would not start at boot.
     pub not_enabled: Vec<String>,
+    /// Sockets of ours that are not open.
+    pub closed: Vec<String>,
     /// How the last one ended, when none runs.
     pub result: String,
 }
@@ -147,6 +149,9 @@ pub(crate) fn look_at_process(host: &Host, installed: Option<Inode>) -> Result<P
     let not_enabled =
         [SERVICE, SOCKET, DOOR].iter().zip(&shown).filter(|(_, unit)| unit.file_state == "disabled");
     let not_enabled = not_enabled.map(|(name, _)| (*name).to_owned()).collect();
+    let is_closed = |(_, unit): &(_, &crate::systemd::Unit)| unit.load == "loaded" && unit.active != "active";
+    let closed = [SOCKET, DOOR].iter().zip(&shown[1..]).filter(is_closed).map(|(name, _)| (*name).to_owned());
+    let closed = closed.collect();
     let Some(unit) = shown.into_iter().next() else { return Err("systemd said nothing".into()) };
     let running = Inode::of(&PathBuf::from(format!("/proc/{}/exe", unit.main_pid))).ok();
     let state = if unit.load == "not-found" { "not installed".to_owned() } else { unit.active };
@@ -157,6 +162,7 @@ pub(crate) fn look_at_process(host: &Host, installed: Option<Inode>) -> Result<P
         runs_installed: running.map(|running| Some(running) == installed),
         restarts: unit.restarts,
         not_enabled,
+        closed,
         result: unit.result,
     })
 }
@@ -216,6 +222,9 @@ fn judge(status: &mut Status) {
     }
     for name in status.process.iter().flat_map(|process| &process.not_enabled) {
         findings.push(format!("{name} is disabled: it does not start at boot (systemctl enable {name})"));
+    }
+    for name in status.process.iter().flat_map(|process| &process.closed) {
+        findings.push(format!("{name} is closed: nobody can ask through it (systemctl start {name})"));
     }
     match &status.process {
         Ok(process) if process.state != "active" => findings.push(format!("the daemon is {}", process.state)),

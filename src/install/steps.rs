@@ -190,6 +190,12 @@ impl Flow<'_> {
         let expected = Expected {
             version: activated.version,
             executable: activated.executable,
+            replaced: self
+                .before
+                .current
+                .as_ref()
+                .map(|(inode, _)| *inode)
+                .filter(|i| *i != activated.executable),
             restarts_before: restarted.restarts_before,
             replaced_pid: restarted.replaced_pid,
         };
