@@ -125,7 +125,11 @@ fn carry_out(
     if let Err(e) = door::answer(connection, &Answer::Accepted(record)) {
         tracing::info!(ployz_attempt = flow.record.id, "nobody took the answer ({e}): the attempt goes on");
     }
-    flow.carry_out(release).ok()
+    let ended = flow.carry_out(release).ok();
+    if let Some(record) = &ended {
+        records::end_progress(host, &record.id);
+    }
+    ended
 }
 
 /// What was asked for, checked against what root has set.
