@@ -87,7 +87,8 @@ fn every_line_says_where_it_is_shown_and_what_that_does_not_show() {
         let of_file = |file: &str| match file {
             _ if file.starts_with("src/") || file.starts_with("tests/install/") => "1",
             _ if file.starts_with("tests/") => "2",
-            "qualification/scenarios/tests/power_loss.rs" => "4",
+            "qualification/scenarios/tests/power_loss.rs"
+            | "qualification/scenarios/tests/worker_power.rs" => "4",
             _ if file.starts_with("qualification/scenarios/tests/") => "3",
             _ => panic!("{id}: {file} is on no rung"),
         };
