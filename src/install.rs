@@ -39,6 +39,8 @@ mod door;
 pub(crate) mod fetch;
 mod flow;
 mod host;
+#[cfg(any(test, fuzzing))]
+pub mod readers;
 mod readiness;
 mod restart;
 pub(crate) mod staging;

@@ -365,9 +365,9 @@ fn confine_takes_everything_away() {
     let line = format!("(echo x >'{}') 2>/dev/null; ", file.display())
         + "echo \"wrote: $?\"; ulimit -f; ulimit -c; env; while read -r key value; do \
            case $key in Cap[EIPA]*:|NoNewPrivs:) echo \"$key $value\";; esac; done </proc/self/status";
-    let mut command = command(PLOYZD, &["confine", "--", "/bin/sh", "-c", &line]);
-    command.env("SECRET", "x").env("LD_PRELOAD", "");
-    let (code, out, err) = shown(&end(command));
+    let mut confined = command(PLOYZD, &["confine", "--", "/bin/sh", "-c", &line]);
+    confined.env("SECRET", "x").env("LD_PRELOAD", "");
+    let (code, out, err) = shown(&end(confined));
     assert_eq!(code, 0, "{out}{err}");
     assert!(!out.contains("SECRET") && !out.contains("LD_PRELOAD"), "{out}");
     let lines: Vec<_> =
@@ -380,6 +380,16 @@ fn confine_takes_everything_away() {
         assert!(lines.contains(&expected), "{expected}: {out}");
     }
     assert_eq!(fs::metadata(&file).map(|meta| meta.len()).unwrap_or_default(), 0);
+
+    // What a shell had open when it started the installer is not for whoever it does not trust.
+    let line = format!("exec 7<Cargo.toml 8>&1; exec {PLOYZD} confine -- /bin/ls /proc/self/fd");
+    let (code, out, err) = shown(&end(command("/bin/sh", &["-c", &line])));
+    assert_eq!(code, 0, "{out}{err}");
+    assert_eq!(
+        out.split_whitespace().collect::<Vec<_>>(),
+        ["0", "1", "2", "3"],
+        "the last is that of the list"
+    );
 
     let (code, _, err) = shown(&ployzd(&["confine", "--", "/nonexistent/program"]));
     assert_eq!(code, 126, "{err}");

@@ -141,11 +141,10 @@ impl Sums {
 pub(crate) fn find_checksum(checksums: &[u8], name: &str) -> Result<String, ArchiveError> {
     let refuse = |problem: String| ArchiveError::Checksums { problem };
     let text = std::str::from_utf8(checksums).map_err(|_| refuse("is not text".into()))?;
-    // Any line that means this name in any spelling counts, so that a second one in another spelling is seen.
-    let mut lines = text.split('\n').filter(|line| {
-        let line = line.strip_suffix('\r').unwrap_or(line).trim_end();
-        line.rsplit([' ', '\t', '*']).next() == Some(name)
-    });
+    // Any line that means this name in any spelling counts, so that a second one in another spelling is seen: that of
+    // a binary file has a star before the name, that of BSD parentheses around it.
+    let edge = |c: char| c.is_whitespace() || matches!(c, '*' | '(' | ')');
+    let mut lines = text.split('\n').filter(|line| line.split(edge).any(|word| word == name));
     let line = lines.next().ok_or_else(|| refuse(format!("has no line for {name}")))?;
     if lines.next().is_some() {
         return Err(refuse(format!("has more than one line for {name}")));
@@ -169,8 +168,13 @@ impl Archive {
     /// a byte lands: exactly one `ployzd`, a regular file; other clean-named regular files are skipped; anything else
     /// is refused.
     pub(crate) fn extract(&self, target: &Path) -> Result<String, ArchiveError> {
+        self.extract_within(MOST_UNPACKED, target)
+    }
+
+    /// The same within another bound.
+    pub(super) fn extract_within(&self, most: u64, target: &Path) -> Result<String, ArchiveError> {
         let mut found = 0;
-        self.each(&mut |name, _| {
+        self.each(most, &mut |name, _| {
             found += usize::from(name == MEMBER);
             Ok(())
         })?;
@@ -178,7 +182,7 @@ impl Archive {
             return Err(ArchiveError::Content(format!("it holds {found} files named ployzd, not one")));
         }
         let mut digest = String::new();
-        let extracted = self.each(&mut |name, content| {
+        let extracted = self.each(most, &mut |name, content| {
             if name == MEMBER {
                 digest = write(content, target)?;
             }
@@ -190,11 +194,11 @@ impl Archive {
         extracted.map(|()| digest)
     }
 
-    fn each(&self, visit: Visit<'_>) -> Result<(), ArchiveError> {
+    fn each(&self, most: u64, visit: Visit<'_>) -> Result<(), ArchiveError> {
         let reading = |source| ArchiveError::Io { doing: "reading", path: self.path.clone(), source };
         let file = File::open(&self.path).map_err(reading)?;
         let unpacked =
-            Bounded { from: GzDecoder::new(BufReader::with_capacity(64 * 1024, file)), left: MOST_UNPACKED };
+            Bounded { from: GzDecoder::new(BufReader::with_capacity(64 * 1024, file)), most, left: most };
         let mut members = tar::Archive::new(unpacked);
         let broken = |e: io::Error| ArchiveError::Content(format!("it can't be unpacked: {e}"));
         // Raw, so that the headers that carry long names and attributes are seen, and refused, as what they are.
@@ -217,6 +221,7 @@ impl Archive {
 /// Reads no more than an archive may unpack to, and says so.
 struct Bounded<R> {
     from: R,
+    most: u64,
     left: u64,
 }
 
@@ -226,7 +231,7 @@ impl<R: Read> Read for Bounded<R> {
         self.left = self.left.checked_sub(n as u64).ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::FileTooLarge,
-                format!("it unpacks to more than {MOST_UNPACKED} bytes"),
+                format!("it unpacks to more than {} bytes", self.most),
             )
         })?;
         Ok(n)
@@ -290,7 +295,10 @@ mod tests {
             (format!("{good}  x{name}\n"), "no line"),
             (format!("{good}  {name}\n{good}  {name}\n"), "more than one"),
             (format!("{good}  {name}\n{good} *{name}\n"), "more than one"),
+            (format!("{good}  {name}\nSHA256 ({name}) = {other}\n"), "more than one"),
+            (format!("{good}  {name}\n{other}  other\r{name}\n"), "more than one"),
             (format!("{good} *{name}\n"), "not 64 lower-case"),
+            (format!("SHA256 ({name}) = {good}\n"), "not 64 lower-case"),
             (format!("{good}  {name}\r\n"), "not 64 lower-case"),
             (format!("{}  {name}\n", good.to_uppercase()), "not 64 lower-case"),
             (format!("{good} {name}\n"), "not 64 lower-case"),

@@ -231,7 +231,7 @@ impl Record {
         Self {
             schema: SCHEMA,
             id: id.to_owned(),
-            sequence: records::newest_sequence(host) + 1,
+            sequence: records::newest_sequence(host).saturating_add(1),
             kind: kind.to_owned(),
             requested,
             target,

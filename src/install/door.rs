@@ -121,6 +121,10 @@ pub(crate) fn read_line(connection: &mut UnixStream) -> Result<Vec<u8>, RequestE
 
 /// Reads what a line asks for.
 pub(crate) fn read_request(line: &[u8]) -> Result<Asked, RequestError> {
+    // A list of the values would do for the reader of JSON as well.
+    if line.trim_ascii_start().first() != Some(&b'{') {
+        return Err(RequestError::Content("it is no JSON object".into()));
+    }
     let asked: Asked = serde_json::from_slice(line).map_err(|e| RequestError::Content(e.to_string()))?;
     if is_id(&asked.attempt) {
         return Ok(asked);
@@ -208,6 +212,7 @@ mod tests {
             ("an id that is a path", good.replace(ID, "../../../../../../etc/shadow0000")),
             ("two values", format!("{good}{good}")),
             ("a list", format!("[{good}]")),
+            ("a list of the values", format!(r#"["{ID}","1.4.0","stable"]"#)),
             ("nothing", String::new()),
         ] {
             assert!(read_request(bad.as_bytes()).is_err(), "{what}: {bad}");

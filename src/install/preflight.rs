@@ -285,10 +285,15 @@ pub(crate) fn ask_version(
         }
         Err(e) => return Err(refused(e)),
     };
-    if let Ok(about) = serde_json::from_slice(&stdout) {
+    read_about(&stdout)
+}
+
+/// Reads what a binary says of itself: JSON, or the last word of a line.
+pub(super) fn read_about(stdout: &[u8]) -> Result<About, Refused> {
+    if let Ok(about) = serde_json::from_slice(stdout) {
         return Ok(about);
     }
-    let text = String::from_utf8_lossy(&stdout);
+    let text = String::from_utf8_lossy(stdout);
     let word = text.lines().next().and_then(|line| line.split_whitespace().last()).unwrap_or_default();
     match word.parse::<Version>() {
         Ok(version) => {

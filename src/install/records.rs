@@ -111,7 +111,9 @@ fn parse(text: &[u8]) -> Result<Entry, String> {
     if schema > u64::from(SCHEMA) {
         return Ok(Entry::Newer(value));
     }
-    match serde_json::from_value(Value::Object(value.clone())) {
+    match serde_json::from_value::<Record>(Value::Object(value.clone())) {
+        // It is a file's name.
+        Ok(record) if !is_id(&record.id) => Err("its id is none".into()),
         Ok(record) => Ok(Entry::Record(Box::new(record))),
         // A record all the same, with something in it that this release does not know.
         Err(_) if value.get("id").and_then(Value::as_str).is_some_and(is_id) => Ok(Entry::Newer(value)),
@@ -163,7 +165,14 @@ fn all(host: &Host) -> io::Result<Vec<(String, Result<Entry, ReadError>)>> {
         let Some(id) = name.to_str().and_then(|n| n.strip_suffix(".json")).filter(|id| is_id(id)) else {
             continue;
         };
-        let content = read(&entry.path());
+        let content = match read(&entry.path()) {
+            // To write it would be to write another file than this one.
+            Ok(Entry::Record(record)) if record.id != id => {
+                let problem = format!("it is that of attempt {}", record.id);
+                Err(ReadError::Damaged { path: entry.path(), problem })
+            }
+            content => content,
+        };
         // Where a record can't be read, its file's time has to do.
         let order = match &content {
             Ok(Entry::Record(record)) => (record.sequence, record.accepted_at),
@@ -385,5 +394,26 @@ mod tests {
         for damaged in ["", "{", "[]", "{}", r#"{"schema":1}"#, "\0\0\0\0"] {
             assert!(parse(damaged.as_bytes()).is_err(), "{damaged:?}");
         }
+        let mut value = serde_json::to_value(record()).unwrap();
+        value["id"] = "../../../etc/x".into();
+        assert!(parse(value.to_string().as_bytes()).is_err(), "its id is a file's name");
+    }
+
+    #[test]
+    fn a_record_under_the_name_of_another_is_none_and_the_highest_number_is_no_end() {
+        let root = tempfile::tempdir().unwrap();
+        let host = Host::under(root.path(), root.path());
+        std::fs::create_dir_all(host.attempts()).unwrap();
+        let mut record = record();
+        record.sequence = u64::MAX;
+        let text = serde_json::to_vec(&record).unwrap();
+        std::fs::write(record_path(&host, &record.id), &text).unwrap();
+        let next = Record::new(&host, &"0b".repeat(16), "install", Requested::Itself, None);
+        assert_eq!(next.sequence, u64::MAX);
+        std::fs::write(record_path(&host, &"0c".repeat(16)), &text).unwrap();
+        let all = all(&host).unwrap();
+        let damaged = |content| matches!(content, &Err(ReadError::Damaged { .. }));
+        assert_eq!(all.iter().filter(|(_, content)| damaged(content)).count(), 1, "{all:?}");
+        assert!(matches!(&all[0], (id, Ok(Entry::Record(first))) if *id == first.id), "{all:?}");
     }
 }

@@ -182,7 +182,8 @@ fn base(field: &str, text: &str, http: bool) -> Result<String, String> {
     if url.query().is_some() || url.fragment().is_some() || url.host_str().is_none() {
         return Err(format!("{field}: {text:?} must be a plain URL, without query or fragment"));
     }
-    Ok(text.trim_end_matches('/').to_owned())
+    // As it was understood: white space and odd spellings of the text are no part of what is built from it.
+    Ok(url.as_str().trim_end_matches('/').to_owned())
 }
 
 impl Deadlines {
@@ -310,5 +311,6 @@ mod tests {
         assert_eq!(settings.pointer_url(1, Channel::Stable), "https://ployz.sh/v1/stable");
         assert_eq!(settings.deadlines.window, Duration::from_secs(2));
         assert!(read(r#"{"releases":"http://mirror","allow_http":true}"#).is_ok());
+        assert_eq!(read(r#"{"releases":" HTTPS://Mirror/r \n"}"#).unwrap().releases, "https://mirror/r");
     }
 }

@@ -85,7 +85,7 @@ pub(crate) fn ask(
 }
 
 /// Reads and checks what a binary says of its units.
-fn read(text: &[u8]) -> Result<Vec<Unit>, String> {
+pub(super) fn read(text: &[u8]) -> Result<Vec<Unit>, String> {
     let units: Vec<Unit> = serde_json::from_slice(text)
         .map_err(|e| format!("what the new binary says of its units is not understood: {e}"))?;
     if units.is_empty() || units.len() > MOST_UNITS {
@@ -102,11 +102,26 @@ fn read(text: &[u8]) -> Result<Vec<Unit>, String> {
         if unit.content.len() > MOST_UNIT || unit.content.contains('\0') {
             return Err(format!("{} of the new binary is too long or not text", unit.name));
         }
+        // Their links are made by that name, where the system does not run.
+        if let Some(target) = wanted_by(unit).find(|target| !target.bytes().all(of_a_name)) {
+            let shown: String = target.chars().take(80).collect();
+            return Err(format!("{} of the new binary is to be wanted by {shown:?}", unit.name));
+        }
         if !names.insert(&unit.name) {
             return Err(format!("the new binary brings {} twice", unit.name));
         }
     }
     Ok(units)
+}
+
+/// Whether a unit's name can have this byte.
+fn of_a_name(b: u8) -> bool {
+    b.is_ascii_alphanumeric() || b"-_.@:\\".contains(&b)
+}
+
+/// The units that a first installation hooks this one into.
+fn wanted_by(unit: &Unit) -> impl Iterator<Item = &str> {
+    unit.content.lines().filter_map(|line| line.strip_prefix("WantedBy=")).flat_map(str::split_whitespace)
 }
 
 /// What systemd says of the units of a release.
@@ -231,13 +246,11 @@ pub(crate) fn sync_links(host: &Host, units: &[&Unit]) -> std::io::Result<()> {
 }
 
 /// The links that enabling makes: `sockets.target.wants/ployz.socket`.
-fn links<'a>(host: &Host, units: &[&'a Unit]) -> Vec<(&'a Unit, PathBuf)> {
+pub(super) fn links<'a>(host: &Host, units: &[&'a Unit]) -> Vec<(&'a Unit, PathBuf)> {
     let of = |unit: &&'a Unit| {
         let unit = *unit;
-        let wanted_by = unit.content.lines().filter_map(|line| line.strip_prefix("WantedBy="));
-        let targets = wanted_by.flat_map(str::split_whitespace);
         let link = |target| (unit, host.admin_units().join(format!("{target}.wants")).join(&unit.name));
-        targets.map(link).collect::<Vec<_>>()
+        wanted_by(unit).map(link).collect::<Vec<_>>()
     };
     units.iter().flat_map(of).collect()
 }
@@ -274,6 +287,9 @@ mod tests {
         ] {
             assert!(said(serde_json::json!([unit(bad)])).is_err(), "{bad}");
         }
+        let mut elsewhere = unit("ployz.service");
+        elsewhere["content"] = "[Install]\nWantedBy=multi-user.target ../../../tmp/x\n".into();
+        assert!(said(serde_json::json!([elsewhere])).is_err(), "a link outside of its directory");
         assert!(said(serde_json::json!([])).is_err());
         assert!(said(serde_json::json!([unit("ployz.service"), unit("ployz.service")])).is_err());
         assert!(said(serde_json::json!([{"name": "ployz.service"}])).is_err());

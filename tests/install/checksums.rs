@@ -24,7 +24,7 @@ const FORMS: [(Checksums, Expected); 19] = [
     (Checksums::TooShort, Some(("checksums", "not 64 lower-case hex digits"))),
     (Checksums::TooLong, Some(("checksums", "not 64 lower-case hex digits"))),
     (Checksums::NotHex, Some(("checksums", "not 64 lower-case hex digits"))),
-    (Checksums::Bsd, Some(("checksums", "has no line for"))),
+    (Checksums::Bsd, Some(("checksums", "not 64 lower-case hex digits"))),
     (Checksums::Bom, Some(("checksums", "not 64 lower-case hex digits"))),
     (Checksums::Huge, Some(("missing", "longer than 262144 bytes"))),
     (Checksums::Html, Some(("checksums", "has no line for"))),

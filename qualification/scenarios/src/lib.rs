@@ -53,7 +53,7 @@ pub use client::{Client, Heard};
 pub use lab::{note, repository, scratch};
 pub use look::{Facts, Watched};
 pub use machine::{Background, Image, Machine, Plan};
-pub use releases::{Release, release, release_for, release_padded};
+pub use releases::{Release, release, release_for, release_padded, release_variant};
 pub use run::{Run, host, host_within};
 pub use server::{Server, Serving, serve};
 pub use upgrades::hold;

@@ -98,6 +98,11 @@ pub fn release_for(architecture: &str, version: &str) -> Release {
     built(version, &["--arch", architecture])
 }
 
+/// A release of this version whose `ployzd` is a program of `qualification/variants`.
+pub fn release_variant(version: &str, variant: &str) -> Release {
+    built(version, &["--variant", variant])
+}
+
 /// Built once in this process; `qualification/release` has a cache for everything else.
 fn built(version: &str, options: &[&str]) -> Release {
     static BUILT: Mutex<Option<HashMap<String, Release>>> = Mutex::new(None);

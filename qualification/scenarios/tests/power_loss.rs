@@ -133,9 +133,10 @@ fn prepare(vm: &Vm, old: &Release, new: &Release) -> (String, Seen) {
          tar -C /run -xzf /root/{version}/ployzd_linux_amd64.tar.gz ployzd
          /run/ployzd install {from_old} --docker none
          ployzd machine initialize
-         for unit in /usr/local/lib/systemd/system/ployz.*; do echo '# a line of the operator' >>$unit; done
+         for unit in /usr/local/lib/systemd/system/ployz*; do echo '# a line of the operator' >>$unit; done
          systemctl daemon-reload
-         systemctl restart ployz.socket ployz.service
+         systemctl stop ployz.socket ployz.service ployz-upgrade.socket
+         systemctl start ployz.socket ployz-upgrade.socket ployz.service
          mkdir /usr/local/control && cp /usr/local/bin/ployzd /usr/local/control/",
         version = old.version,
     ))
