@@ -357,6 +357,7 @@ mod tests {
         sums.check_signature(&key).unwrap();
         assert!(read_about(&seed("about", "good")).is_ok());
         assert!(find_checksum(&seed("checksums", "good"), &archive_name("amd64")).is_ok());
+        assert!(door::read_request(&seed("door", "channel")).is_ok());
         assert!(units::read(&seed("units", "good")).is_ok());
         assert_eq!(extracted(&seed("archive", "good"), directory.path()).unwrap(), b"a program\n");
         let host = Host::under(directory.path(), directory.path());
