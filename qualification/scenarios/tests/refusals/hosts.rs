@@ -44,6 +44,13 @@ pub(crate) fn rows(table: &mut Table<'_>) {
     let says = "/usr/local/lib/ployz/self: Read-only file system";
     table.host(&format!("{dir}: read-only"), [&there, &format!("umount {dir}")], At::Nothing, says, 5);
 
+    let elsewhere = [
+        &format!("rmdir {STAGING}; mkdir /opt/elsewhere; ln -s /opt/elsewhere {STAGING}"),
+        &format!("rm {STAGING}; rmdir /opt/elsewhere; mkdir {STAGING}"),
+    ];
+    let elsewhere = elsewhere.map(String::as_str);
+    table.host("staging is a symbolic link", elsewhere, At::Stage("preparing"), "is not a directory", 5);
+
     full(table);
 }
 
