@@ -15,6 +15,8 @@
 //!
 //! Each step makes the value that the next one takes, so that none can be left out.
 //!
+//! Recovery is the same flow for a release that is retained here ([`recover`]); nothing starts it but a person.
+//!
 //! An upgrade is the same flow with another entry: the daemon [`upgrade::resolve`]s and asks at the door, and the worker
 //! behind it accepts and carries it out, in a unit of its own and from a copy of its own.
 
@@ -25,6 +27,7 @@ pub mod installed;
 pub mod plan;
 pub mod preflight;
 pub mod records;
+pub mod recover;
 pub mod release;
 pub mod source;
 pub mod status;
@@ -71,6 +74,9 @@ pub enum Mode {
     InstallationOnly,
     /// Everything must be there, and what the host is prepared with is no affair of this: an upgrade by the worker.
     Upgrade,
+    /// Accounts and directories are made where they are missing, so that what is put back can run; Docker and the rest
+    /// of the host are no affair of this.
+    Recover,
 }
 
 /// Which release is wanted.
@@ -120,6 +126,8 @@ enum Source {
     Local { archive: PathBuf, checksums: PathBuf },
     /// They are running.
     Itself,
+    /// They are retained beside the current release.
+    Retained,
 }
 
 /// Installs a release. Returns the attempt's record, whose outcome says how it ended.

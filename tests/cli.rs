@@ -71,7 +71,7 @@ fn shown(output: &Output) -> (i32, String, String) {
 }
 
 /// Every command line that has a help, and the golden file's name.
-const HELP: [(&str, &[&str]); 15] = [
+const HELP: &[(&str, &[&str])] = &[
     ("ployzd", &[]),
     ("ployzd-install", &["install"]),
     ("ployzd-status", &["status"]),
@@ -83,6 +83,7 @@ const HELP: [(&str, &[&str]); 15] = [
     ("ployzd-daemon", &["daemon"]),
     ("ployzd-fetch", &["fetch"]),
     ("ployzd-upgrade", &["upgrade"]),
+    ("ployzd-recover", &["recover"]),
     ("ployzd-attempt", &["attempt"]),
     ("ployzd-upgrade-worker", &["upgrade-worker"]),
     ("ployzd-upgrade-ended", &["upgrade-ended"]),

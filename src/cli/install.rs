@@ -48,7 +48,7 @@ pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Ex
             let what = format!("making a copy to run from in {}: {e}", host.own_copies().display());
             Refusal::one(what, "look at: findmnt -T /usr/local/lib; df -h /usr/local")
         };
-        run_from_staging(host, &request).map_err(refused)
+        run_from_staging(host, request.mode != Mode::InstallationOnly).map_err(refused)
     });
     if let Err(refusal) = staged {
         return refuse(&refusal, arguments.json);
@@ -65,7 +65,7 @@ pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Ex
             return Exit::Unchanged;
         }
     };
-    let mut screen = Screen::new(host, arguments.json);
+    let mut screen = Screen::new(host, "installing", arguments.json);
     let installed = install::install(host, &request, &interrupt, &mut |event| screen.show(event));
     screen.end();
     match installed {
@@ -139,7 +139,7 @@ fn request(version: &str, arguments: &Install) -> Result<Request, String> {
 
 /// An installer that is about to replace its own executable runs from a copy instead; and where systemd runs, in a
 /// scope of its own, so that it outlives the login session. One exec does both, once.
-fn run_from_staging(host: &Host, request: &Request) -> io::Result<()> {
+pub(super) fn run_from_staging(host: &Host, systemd: bool) -> io::Result<()> {
     let from = staging::runs_from(host)?;
     if let RunsFrom::OwnCopy(dir) = &from {
         staging::unlink_own_copy(dir);
@@ -149,7 +149,7 @@ fn run_from_staging(host: &Host, request: &Request) -> io::Result<()> {
         let again = from == RunsFrom::Installation;
         return if again { Err(io::Error::other("the copy runs from the installed path")) } else { Ok(()) };
     }
-    let scoped = request.mode != Mode::InstallationOnly && host.systemd_runs() && !staging::in_own_unit();
+    let scoped = systemd && host.systemd_runs() && !staging::in_own_unit();
     let scope = match scoped.then(staging::try_scope) {
         None => None,
         Some(Ok(scope)) => Some(scope),
@@ -169,7 +169,7 @@ fn run_from_staging(host: &Host, request: &Request) -> io::Result<()> {
     Err(staging::become_program(&program, scope.as_deref(), &[(BECAME, "1")]))
 }
 
-fn own_path() -> String {
+pub(super) fn own_path() -> String {
     let path = std::env::current_exe().unwrap_or_else(|_| Path::new("/usr/local/bin/ployzd").to_owned());
     path.display().to_string()
 }
@@ -200,29 +200,31 @@ pub(crate) fn exit_of(record: &Record) -> Exit {
 }
 
 /// The screen of one installation.
-struct Screen {
+pub(super) struct Screen {
     out: Output<io::Stdout>,
     json: bool,
+    /// "installing", "putting back"
+    doing: &'static str,
     /// "web-1 (Debian GNU/Linux 13 (trixie), x86_64)"
     on: String,
     bar: Option<ProgressBar>,
 }
 
 impl Screen {
-    fn new(host: &Host, json: bool) -> Self {
+    pub(super) fn new(host: &Host, doing: &'static str, json: bool) -> Self {
         let os = host.os().unwrap_or_else(|| "Linux".into());
         let on = format!("{} ({os}, {})", host.name(), std::env::consts::ARCH);
-        Self { out: output::stdout(), json, on, bar: None }
+        Self { out: output::stdout(), json, doing, on, bar: None }
     }
 
-    fn show(&mut self, event: &Event<'_>) -> io::Result<()> {
+    pub(super) fn show(&mut self, event: &Event<'_>) -> io::Result<()> {
         if self.json {
             return self.out.line(serde_json::to_string(event).map_err(io::Error::other)?);
         }
         match &event.what {
             What::Stage { stage: Stage::Accepted, fact: Some(version), attempt } => {
-                let on = &self.on;
-                self.out.line(format!("installing ployzd {version} on {on}, attempt {}", &attempt[..8]))
+                let (on, doing) = (&self.on, self.doing);
+                self.out.line(format!("{doing} ployzd {version} on {on}, attempt {}", &attempt[..8]))
             }
             What::Stage { stage, fact: Some(fact), .. } => {
                 self.end();
@@ -251,7 +253,7 @@ impl Screen {
         bar.set_position(bytes);
     }
 
-    fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
@@ -274,7 +276,7 @@ fn past(stage: &Stage) -> &str {
 }
 
 /// The last lines: how it ended, what state the Machine is in, what to type next.
-fn conclude(host: &Host, record: &Record) {
+pub(super) fn conclude(host: &Host, record: &Record) {
     let mut out = output::stdout();
     for warning in &record.warnings {
         let _ = out.line(format!("note: {warning}"));
@@ -333,7 +335,7 @@ fn state_now(record: &Record) -> String {
 }
 
 /// Says why nothing was accepted.
-fn refuse(refusal: &Refusal, json: bool) -> Exit {
+pub(super) fn refuse(refusal: &Refusal, json: bool) -> Exit {
     let (exit, problems) = match refusal {
         Refusal::Busy(busy) => (Exit::Busy, busy_lines(busy)),
         Refusal::NotPermitted(problem) => {

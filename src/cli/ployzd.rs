@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::output::{self, error};
-use super::{Exit, attempt, install, machine, status, upgrade, worker};
+use super::{Exit, attempt, install, machine, recover, status, upgrade, worker};
 use crate::host::Host;
 use crate::install::preflight::About;
 use crate::install::release::{Channel, Version};
@@ -37,6 +37,11 @@ enum Verb {
     /// The attempt is carried out by a worker of its own: it goes on whatever becomes of this command, of the session or
     /// of the daemon. Under the same --attempt it is never started twice.
     Upgrade(Upgrade),
+    /// Put the retained release back, by hand (root)
+    ///
+    /// Run as /usr/local/bin/ployzd.previous it puts itself back, whatever is wrong with the release in place. The daemon
+    /// and what it does are stopped first. Nothing ever does this by itself, and no data is rolled back.
+    Recover(Recover),
     /// Show an attempt to install or upgrade: by default the latest
     Attempt(Attempt),
     /// Show what runs, what is installed, and where they differ
@@ -104,6 +109,16 @@ pub(crate) struct Install {
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Print one JSON object a line; the last is the outcome
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Recover {
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Print one JSON object a line; the last is the outcome (does not ask: takes --yes)
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -185,7 +200,9 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
             // Whoever reads JSON reads an outcome, whatever it is.
             let mut arguments = std::env::args_os().skip(1);
             if exit == Exit::Usage
-                && arguments.next().is_some_and(|verb| verb == "install" || verb == "upgrade")
+                && arguments
+                    .next()
+                    .is_some_and(|verb| verb == "install" || verb == "upgrade" || verb == "recover")
                 && arguments.any(|a| a == "--json")
             {
                 install::print_refused(
@@ -200,6 +217,7 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
     match command.verb {
         Verb::Install(arguments) => install::run(&host, version, &arguments),
         Verb::Upgrade(arguments) => upgrade::run(&host, &arguments),
+        Verb::Recover(arguments) => recover::run(&host, version, &arguments),
         Verb::Attempt(arguments) => attempt::run(&host, &arguments),
         Verb::Status(Json { json }) => status::run(&host, json),
         Verb::Machine(MachineVerb::Initialize { name, json }) => machine::initialize(&host, name, json),

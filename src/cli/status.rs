@@ -66,7 +66,7 @@ fn show(out: &mut Output<std::io::Stdout>, status: &Status) -> std::io::Result<(
             "restore the identity from a copy, or give this Machine a new one: sudo ployzd machine reset",
         )?;
     } else if !status.findings.is_empty() && status.api.is_err() && matches!(status.previous, Ok(Some(_))) {
-        out.help("to put the previous release back: sudo /usr/local/bin/ployzd.previous install")?;
+        out.help("to put the previous release back: sudo /usr/local/bin/ployzd.previous recover")?;
         out.help("to see why: journalctl -u ployz.service -n 20")?;
     } else if !status.findings.is_empty() {
         out.help("to repair what is installed: sudo /usr/local/bin/ployzd install")?;

@@ -2,7 +2,7 @@
 //! one.
 
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -25,18 +25,22 @@ use crate::interrupt::Interrupt;
 const TELL_BYTES: u64 = 256 * 1024;
 const TELL_EACH: Duration = Duration::from_millis(250);
 
-/// What is to be made current: an archive to verify, the same release that is in place, or this very executable.
+/// What is to be made current: an archive to verify, the same release that is in place, this very executable, or the
+/// retained one.
 pub(super) enum Acquired {
     Archive { bytes: Unverified, sums: Sums },
     InPlace { archive_sha256: String, sums: Sums },
-    Itself,
+    Executable(PathBuf),
 }
 
 /// What may be preflighted.
 pub(super) enum Verified {
     Archive(Archive),
-    InPlace { archive_sha256: String },
-    Itself,
+    InPlace {
+        archive_sha256: String,
+    },
+    /// An executable that was installed before, or runs now.
+    Executable(PathBuf),
 }
 
 impl Flow<'_> {
@@ -51,7 +55,8 @@ impl Flow<'_> {
         let name = archive_name(architecture);
         let path = staging.path(&name);
         match &release.source {
-            Source::Itself => Ok(Acquired::Itself),
+            Source::Itself => Ok(Acquired::Executable(self.host.program().to_owned())),
+            Source::Retained => Ok(Acquired::Executable(self.host.previous())),
             Source::Local { archive, checksums } => {
                 if archive.file_name().is_none_or(|given| given != name.as_str()) {
                     let error =
@@ -146,7 +151,7 @@ impl Flow<'_> {
             None => Ok("checksums.txt; no signing key is configured"),
         };
         match acquired {
-            Acquired::Itself => Ok(Verified::Itself),
+            Acquired::Executable(path) => Ok(Verified::Executable(path)),
             Acquired::InPlace { archive_sha256, sums } => {
                 signed(&sums).map_err(failed)?;
                 Ok(Verified::InPlace { archive_sha256 })

@@ -96,6 +96,12 @@ impl Busy {
     }
 }
 
+/// Another has admission: who, as seen from here.
+pub(crate) fn busy(host: &Host, observed: Observed) -> Busy {
+    let meta = std::fs::symlink_metadata(host.admission());
+    Busy { observed, processes: meta.map(|meta| processes(&meta)).unwrap_or_default() }
+}
+
 /// What an observation means, in words: "install 1c2d… is running since 12:01:07 (pid 812)".
 pub fn describe(observed: &Observed) -> String {
     match observed {
@@ -167,6 +173,13 @@ impl Admission {
             self.file.set_permissions(std::fs::Permissions::from_mode(0o640))?;
         }
         Ok(())
+    }
+
+    /// Whether the file that is locked is still the one that others look at: nobody of ours ever removes it.
+    pub(crate) fn is_in_place(&self, host: &Host) -> bool {
+        let own = self.file.metadata().map(|meta| (meta.dev(), meta.ino())).ok();
+        let found = std::fs::symlink_metadata(host.admission()).map(|meta| (meta.dev(), meta.ino())).ok();
+        own.is_some() && own == found
     }
 
     /// What the attempt that holds it is: `install`, `upgrade`…

@@ -111,7 +111,7 @@ impl<'a> Flow<'a> {
         });
         record.from_digest = current.as_ref().map(|(_, sha256)| sha256.clone());
         record.warnings.extend(records::close_open(host, &admission, record.from_digest.as_deref()));
-        let answer = systemd.and_then(|systemd| readiness::look(host, systemd).ok());
+        let answer = systemd.and_then(|systemd| readiness::look(host, systemd, &[]).ok());
         let was_ready = answer.as_ref().is_some_and(|seen| {
             seen.executable.is_some()
                 && seen.executable == current.as_ref().map(|(inode, _)| *inode)
@@ -272,6 +272,20 @@ impl<'a> Flow<'a> {
         } else {
             self.not_cancelled()?;
         }
+        if !self.admission.is_in_place(self.host) {
+            let error = format!(
+                "{} was removed or replaced: another installer could not see this one",
+                self.host.admission().display()
+            );
+            match self.committed {
+                false => {
+                    return Err(
+                        Failure::new("admission_lost", error).help("find out who removed it, then try again")
+                    );
+                }
+                true => self.warn(error),
+            }
+        }
         self.committed |= stage == Stage::Activating;
         self.record.stage = stage;
         let written = self.record.write(self.host, &self.admission);
@@ -338,7 +352,7 @@ impl<'a> Flow<'a> {
         if let Ok(Some((_, sha256))) = on_disk(&self.host.previous()) {
             let described = self.before.inventory.describes(&sha256);
             let what = described.map_or_else(|| "the retained binary".to_owned(), |d| d.version.to_string());
-            help.push(format!("put {what} back with: sudo /usr/local/bin/ployzd.previous install"));
+            help.push(format!("put {what} back with: sudo /usr/local/bin/ployzd.previous recover"));
         }
         help.push(format!("the whole story: {}", self.record.diagnostics));
         help
@@ -352,6 +366,7 @@ pub(super) fn room(host: &Host, release: &Release) -> u64 {
         // Not known before it comes; what comes is bounded, and a full disk is named when it happens.
         Source::Published { .. } => MOST_ARCHIVE / 8,
         Source::Itself => std::fs::metadata(host.program()).map_or(0, |meta| meta.len()),
+        Source::Retained => std::fs::metadata(host.previous()).map_or(0, |meta| meta.len()),
     };
     archive.min(MOST_ARCHIVE) * 3
 }

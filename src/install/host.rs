@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::admission::Admission;
 use super::installed::Docker;
 use super::preflight::Problem;
+use super::records;
 use super::release::Version;
 use super::units::{self, SYSUSERS};
 use crate::command::Run;
@@ -110,10 +111,7 @@ pub(crate) fn directories(host: &Host, admission: &Admission) -> Result<(), Stri
 /// Repairs who may read admission and attempts, once the groups exist.
 pub(crate) fn share_records(host: &Host, admission: &Admission) -> Result<(), String> {
     admission.share(host).map_err(|e| format!("sharing {:?}: {e}", host.admission()))?;
-    match host.group("ployz") {
-        Some(gid) => own_dir(host, &host.attempts(), Account { uid: 0, gid }, 0o750),
-        None => Ok(()),
-    }
+    records::share(host).map_err(|e| format!("setting the owner of {:?}: {e}", host.attempts()))
 }
 
 fn own_dir(host: &Host, path: &Path, owner: Account, mode: u32) -> Result<(), String> {

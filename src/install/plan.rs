@@ -54,7 +54,7 @@ pub fn plan(host: &Host, request: &Request, interrupt: &Interrupt) -> Result<Pla
     }
     let name = architecture().map(archive_name).unwrap_or_default();
     let published = match &release.source {
-        Source::Itself => None,
+        Source::Itself | Source::Retained => None,
         Source::Published { sums } => sums.clone(),
         Source::Local { checksums, .. } => {
             match super::acquisition::local_sums(checksums, settings.signing_key.is_some()) {

@@ -224,7 +224,7 @@ pub(super) fn unit_problems(host: &Host, systemd: Systemd, units: &[Unit]) -> Ve
                 format!("{name} is masked"),
                 format!("unmask it: systemctl unmask {name}"),
             ));
-        } else if matches!(unit.load.as_str(), "bad-setting" | "error") {
+        } else if matches!(unit.load.as_str(), "bad-setting" | "error") && !is_replaced(host, units, name) {
             problems.push(Problem::new(
                 format!("systemd can't load {name} ({}), so it would not start", unit.load),
                 format!("see what is wrong with it, or with a drop-in: systemctl status {name}; systemctl cat {name}"),
@@ -245,6 +245,11 @@ pub(super) fn unit_problems(host: &Host, systemd: Systemd, units: &[Unit]) -> Ve
         }
     }
     problems
+}
+
+/// Whether the file of a unit is going to be replaced: what is wrong with it now goes with it.
+fn is_replaced(host: &Host, units: &[Unit], name: &str) -> bool {
+    units::differing(host, units).iter().any(|unit| unit.name == name)
 }
 
 /// Why a staged binary is refused.

@@ -39,6 +39,14 @@ pub(crate) struct Answer {
     pub(crate) problems: Vec<String>,
 }
 
+/// Another long-running service of ours, at one moment.
+#[derive(Debug, Clone)]
+pub(crate) struct Service {
+    unit: Unit,
+    /// The executable that its main process runs.
+    executable: Option<Inode>,
+}
+
 /// What was seen of the daemon at one moment.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
@@ -50,10 +58,12 @@ pub(crate) struct Seen {
     pub(crate) others: Vec<(u32, Inode)>,
     /// What the Machine API answered, or why it did not.
     pub(crate) answer: Result<Answer, String>,
+    /// The other services.
+    pub(crate) services: Vec<Service>,
 }
 
 /// What must be seen.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Expected {
     /// The version that must answer.
     pub(crate) version: Version,
@@ -65,13 +75,23 @@ pub(crate) struct Expected {
     pub(crate) restarts_before: u32,
     /// The process whose end was asked for: it answers until its job has run, and that means nothing.
     pub(crate) replaced_pid: Option<u32>,
+    /// The other services that run the executable, and their automatic restarts before.
+    pub(crate) services: Vec<(String, u32)>,
+}
+
+/// One service that runs as it should: its process, and the automatic restarts that it had.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Running {
+    name: String,
+    pid: u32,
+    restarts: u32,
 }
 
 /// What that comes to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// This process is the target, and ready.
-    Ready { pid: u32, restarts: u32 },
+    /// The daemon (the first of these) is the target, and ready; every other service runs the same executable.
+    Ready(Vec<Running>),
     /// It may still become ready.
     NotYet(String),
     /// It ends again and again, or systemd has given it up.
@@ -80,13 +100,19 @@ pub(crate) enum Verdict {
     WrongVersion(String),
 }
 
-/// Looks once.
-pub(crate) fn look(host: &Host, systemd: Systemd) -> Result<Seen, String> {
-    let unit = systemd.show(&[SERVICE]).map_err(|e| e.to_string())?.remove(0);
-    let executable = match unit.main_pid {
+/// Looks once, at the daemon and at these other services.
+pub(crate) fn look(host: &Host, systemd: Systemd, others_too: &[(String, u32)]) -> Result<Seen, String> {
+    let names = std::iter::once(SERVICE).chain(others_too.iter().map(|(name, _)| name.as_str()));
+    let names: Vec<&str> = names.collect();
+    let mut shown = systemd.show(&names).map_err(|e| e.to_string())?;
+    let runs = |unit: &Unit| match unit.main_pid {
         0 => None,
         pid => Inode::of(&PathBuf::from(format!("/proc/{pid}/exe"))).ok(),
     };
+    let services =
+        shown[1..].iter().map(|unit| Service { executable: runs(unit), unit: unit.clone() }).collect();
+    let unit = shown.remove(0);
+    let executable = runs(&unit);
     // Connecting starts a daemon that is down; here that is what was just asked for, and in observers it is not done.
     let answer = if unit.active == "active" || unit.active == "activating" {
         ask(&host.api())
@@ -94,7 +120,7 @@ pub(crate) fn look(host: &Host, systemd: Systemd) -> Result<Seen, String> {
         Err(format!("{SERVICE} is {}", unit.active))
     };
     let others = others(&unit);
-    Ok(Seen { unit, executable, others, answer })
+    Ok(Seen { unit, executable, others, answer, services })
 }
 
 /// The other processes in the control group of a service. Shells and followers that were started from it elsewhere are
@@ -126,25 +152,8 @@ pub(crate) fn ask(api: &Path) -> Result<Answer, String> {
 /// Judges one look.
 pub(crate) fn judge(expected: &Expected, seen: &Seen) -> Verdict {
     let unit = &seen.unit;
-    let crashes = unit.restarts.saturating_sub(expected.restarts_before);
-    let ended = match unit.exit_code.as_str() {
-        "1" => format!("exited with status {}", unit.exit_status),
-        "2" | "3" => format!("was killed by signal {}", unit.exit_status),
-        _ => format!("ended ({})", unit.result),
-    };
-    if unit.active == "failed" {
-        return Verdict::Crashed(format!(
-            "{SERVICE} {ended} and systemd does not start it again ({})",
-            unit.result
-        ));
-    }
-    if crashes >= MOST_CRASHES {
-        return Verdict::Crashed(format!("{SERVICE} {ended}, {crashes} times"));
-    }
-    if unit.active != "active" {
-        let text =
-            if crashes > 0 { format!("{SERVICE} {ended}, and is {}", unit.active) } else { state(unit) };
-        return Verdict::NotYet(text);
+    if let Some(verdict) = not_running(SERVICE, unit, expected.restarts_before) {
+        return verdict;
     }
     if expected.replaced_pid == Some(unit.main_pid) {
         return Verdict::NotYet(format!("process {} has not been restarted yet", unit.main_pid));
@@ -172,11 +181,57 @@ pub(crate) fn judge(expected: &Expected, seen: &Seen) -> Verdict {
     if !answer.ready {
         return Verdict::NotYet(format!("it is not ready: {}", answer.problems.join("; ")));
     }
-    Verdict::Ready { pid: answer.pid, restarts: unit.restarts }
+    let mut running = vec![Running { name: SERVICE.into(), pid: answer.pid, restarts: unit.restarts }];
+    for ((name, restarts_before), service) in expected.services.iter().zip(&seen.services) {
+        if let Some(verdict) = not_running(name, &service.unit, *restarts_before) {
+            return verdict;
+        }
+        let pid = service.unit.main_pid;
+        if service.executable != Some(expected.executable) {
+            return Verdict::NotYet(format!("process {pid} of {name} does not run the installed executable"));
+        }
+        running.push(Running { name: name.clone(), pid, restarts: service.unit.restarts });
+    }
+    Verdict::Ready(running)
 }
 
-fn state(unit: &Unit) -> String {
-    format!("{SERVICE} is {} ({})", unit.active, unit.sub)
+/// Why a service does not run, if it does not.
+fn not_running(name: &str, unit: &Unit, restarts_before: u32) -> Option<Verdict> {
+    let crashes = unit.restarts.saturating_sub(restarts_before);
+    if unit.active == "failed" {
+        let (ended, result) = (ended(unit), &unit.result);
+        return Some(Verdict::Crashed(format!(
+            "{name} {ended} and systemd does not start it again ({result})"
+        )));
+    }
+    if crashes >= MOST_CRASHES {
+        return Some(Verdict::Crashed(format!("{name} {}, {crashes} times", ended(unit))));
+    }
+    if unit.active == "active" {
+        return None;
+    }
+    let text = if crashes > 0 || restarts_by_itself(unit) {
+        format!("{name} {}, and is {}", ended(unit), unit.active)
+    } else {
+        format!("{name} is {} ({})", unit.active, unit.sub)
+    };
+    Some(Verdict::NotYet(text))
+}
+
+/// Whether systemd waits before it starts a service again that ended: nobody stopped it.
+fn restarts_by_itself(unit: &Unit) -> bool {
+    unit.sub.starts_with("auto-restart")
+}
+
+/// How the last main process of a service ended.
+fn ended(unit: &Unit) -> String {
+    match (unit.exit_code.as_str(), unit.result.as_str()) {
+        // Killed by systemd, which waited for READY=1 in vain.
+        (_, "timeout") => "did not become ready within its start timeout".into(),
+        ("1", _) => format!("exited with status {}", unit.exit_status),
+        ("2" | "3", _) => format!("was killed by signal {}", unit.exit_status),
+        (_, result) => format!("ended ({result})"),
+    }
 }
 
 /// The target was observed to run, ready, and to stay so.
@@ -199,7 +254,8 @@ pub(crate) struct NotConfirmed {
 }
 
 /// Looks until it is ready, to a deadline; then watches that it stays so for the window. `first` is told of the first
-/// complete observation.
+/// complete observation, `warn` of what is worth knowing.
+#[allow(clippy::too_many_arguments, reason = "what is looked at, for how long, and who is told")]
 pub(crate) fn confirm(
     host: &Host,
     systemd: Systemd,
@@ -208,13 +264,16 @@ pub(crate) fn confirm(
     window: Duration,
     interrupt: &Interrupt,
     first: &mut dyn FnMut(u32, Timestamp),
+    warn: &mut dyn FnMut(String),
 ) -> Result<Confirmed, NotConfirmed> {
-    let (pid, restarts) = first_ready(host, systemd, expected, deadline, interrupt)?;
-    first(pid, Timestamp::now());
-    let watched = Instant::now();
+    let began = Instant::now();
+    let mut running = first_ready(host, systemd, expected, deadline, interrupt)?;
+    first(running[0].pid, Timestamp::now());
+    let mut watched = Instant::now();
     // One late answer of the same process is not yet instability; it must have answered at the end.
     let mut missed: Option<(Instant, String)> = None;
     loop {
+        let pid = running[0].pid;
         let left = window.saturating_sub(watched.elapsed());
         match &missed {
             None if left.is_zero() => return Ok(Confirmed { pid }),
@@ -225,7 +284,7 @@ pub(crate) fn confirm(
             _ => std::thread::sleep(if left.is_zero() { WATCH } else { left.min(WATCH) }),
         }
         not_terminated(interrupt)?;
-        let seen = match look(host, systemd) {
+        let seen = match look(host, systemd, &expected.services) {
             Ok(seen) => seen,
             Err(e) => {
                 missed.get_or_insert_with(|| (Instant::now(), unknown(e).observed));
@@ -233,12 +292,18 @@ pub(crate) fn confirm(
             }
         };
         match judge(expected, &seen) {
-            Verdict::Ready { pid: now, restarts: r } if now == pid && r == restarts => missed = None,
-            Verdict::Ready { pid: now, .. } => {
-                let observed = format!("process {pid} was ready and is gone; process {now} runs now");
-                return Err(NotConfirmed { reason: "unstable", observed });
+            Verdict::Ready(now) if now == running => missed = None,
+            Verdict::Ready(now) => {
+                let another = changed(&running, &now);
+                // A start on request resets the count of automatic ones: who ended by itself has one more.
+                if another.by_itself || began.elapsed() >= deadline {
+                    return Err(NotConfirmed { reason: "unstable", observed: another.observed });
+                }
+                warn(format!("{}: somebody restarted it, and it is watched anew", another.observed));
+                (running, watched, missed) = (now, Instant::now(), None);
             }
-            Verdict::NotYet(why) if seen.unit.main_pid == pid && seen.unit.restarts == restarts => {
+            // Somebody may be restarting it; a process that ended by itself is a failure at once.
+            Verdict::NotYet(why) if !ended_by_itself(&running, &seen) => {
                 missed.get_or_insert((Instant::now(), why));
             }
             Verdict::NotYet(why) | Verdict::Crashed(why) | Verdict::WrongVersion(why) => {
@@ -250,18 +315,44 @@ pub(crate) fn confirm(
     }
 }
 
+/// Another process than the one that was watched.
+struct Another {
+    observed: String,
+    by_itself: bool,
+}
+
+fn changed(before: &[Running], now: &[Running]) -> Another {
+    let pairs = before.iter().zip(now).filter(|(before, now)| before != now);
+    let texts = pairs.clone().map(|(before, now)| {
+        let (name, old, new) = (&now.name, before.pid, now.pid);
+        format!("process {old} of {name} was ready and is gone; process {new} runs now")
+    });
+    Another {
+        observed: texts.collect::<Vec<_>>().join("; "),
+        by_itself: pairs.into_iter().any(|(before, now)| now.restarts > before.restarts),
+    }
+}
+
+/// Whether a service that was running ended, and nobody had asked for that.
+fn ended_by_itself(before: &[Running], seen: &Seen) -> bool {
+    let units = std::iter::once(&seen.unit).chain(seen.services.iter().map(|service| &service.unit));
+    before.iter().zip(units).any(|(before, unit)| {
+        restarts_by_itself(unit) || unit.restarts > before.restarts || unit.active == "failed"
+    })
+}
+
 fn first_ready(
     host: &Host,
     systemd: Systemd,
     expected: &Expected,
     deadline: Duration,
     interrupt: &Interrupt,
-) -> Result<(u32, u32), NotConfirmed> {
+) -> Result<Vec<Running>, NotConfirmed> {
     let started = Instant::now();
-    let mut expected = *expected;
+    let mut expected = expected.clone();
     loop {
         not_terminated(interrupt)?;
-        let seen = match look(host, systemd) {
+        let seen = match look(host, systemd, &expected.services) {
             Ok(seen) => seen,
             Err(_) if started.elapsed() < deadline => {
                 std::thread::sleep(WATCH);
@@ -271,10 +362,13 @@ fn first_ready(
         };
         // A start on request counts anew; until its job has run, the old count is still there.
         expected.restarts_before = expected.restarts_before.min(seen.unit.restarts);
+        for ((_, before), service) in expected.services.iter_mut().zip(&seen.services) {
+            *before = (*before).min(service.unit.restarts);
+        }
         let verdict = judge(&expected, &seen);
         let late = started.elapsed() >= deadline;
         match verdict {
-            Verdict::Ready { pid, restarts } => return Ok((pid, restarts)),
+            Verdict::Ready(running) => return Ok(running),
             Verdict::Crashed(observed) => return Err(NotConfirmed { reason: "crashed", observed }),
             Verdict::WrongVersion(observed) if late => {
                 return Err(NotConfirmed { reason: "wrong_version", observed });
@@ -317,6 +411,7 @@ mod tests {
             replaced: Some(other),
             restarts_before: 4,
             replaced_pid: Some(6),
+            services: Vec::new(),
         };
         let unit = |active: &str, restarts| Unit {
             active: active.into(),
@@ -331,10 +426,16 @@ mod tests {
             Ok(Answer { version: version.into(), pid, ready, problems: vec!["the disk is full".into()] })
         };
         let silent = || Err("refused".to_owned());
-        let seen = |unit, executable, answer| Seen { unit, executable, others: vec![(9, own)], answer };
+        let seen = |unit, executable, answer| Seen {
+            unit,
+            executable,
+            others: vec![(9, own)],
+            answer,
+            services: Vec::new(),
+        };
         let left = |seen: Seen| Seen { others: vec![(9, own), (11, other)], ..seen };
         let verdict = |seen: Seen| match judge(&expected, &seen) {
-            Verdict::Ready { .. } => "ready".to_owned(),
+            Verdict::Ready(_) => "ready".to_owned(),
             Verdict::NotYet(why) => format!("not yet: {why}"),
             Verdict::Crashed(why) => format!("crashed: {why}"),
             Verdict::WrongVersion(why) => format!("wrong: {why}"),

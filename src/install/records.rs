@@ -8,6 +8,7 @@
 //! | `<id>.progress.json` | how many bytes have come; of no importance, and not durable |
 
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
@@ -16,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use super::admission::{Admission, Observed};
 use super::attempt::{InPlace, Outcome, Record, SCHEMA, State, is_id};
-use crate::durable::{move_aside, read_bounded, sync_parent, write_fleeting, write_whole};
+use crate::durable::{make_dir, move_aside, read_bounded, sync_parent, write_fleeting, write_whole};
 use crate::host::{Account, Host};
 
 /// How many records are kept.
@@ -86,8 +87,25 @@ impl Record {
         self.updated_at = Timestamp::now();
         let mut text = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
         text.push(b'\n');
+        let dir = host.attempts();
+        if !dir.exists() {
+            // Somebody removed it: what goes on is worth a record all the same.
+            make_dir(&dir, 0o700)?;
+            share(host)?;
+        }
         write_whole(host, &record_path(host, &self.id), &text, 0o640, owner(host))
     }
+}
+
+/// Lets those who may use the Machine API read the records, once their group exists.
+pub(super) fn share(host: &Host) -> io::Result<()> {
+    let Some(gid) = host.group("ployz") else { return Ok(()) };
+    let dir = std::fs::File::open(host.attempts())?;
+    host.own(&dir, 0, gid)?;
+    if host.privileged() {
+        dir.set_permissions(std::fs::Permissions::from_mode(0o750))?;
+    }
+    Ok(())
 }
 
 /// Root's, and readable for whoever may use the Machine API.

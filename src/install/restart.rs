@@ -25,6 +25,8 @@ pub(crate) struct Restarted {
     pub(crate) refused: bool,
     /// Automatic restarts that the daemon's service had before.
     pub(crate) restarts_before: u32,
+    /// The other services that run the executable, and their automatic restarts before.
+    pub(crate) others: Vec<(String, u32)>,
     /// The daemon's main process, if its restart was asked for.
     pub(crate) replaced_pid: Option<u32>,
     /// For how long the daemon's main process had run, when it was looked at.
@@ -79,6 +81,8 @@ pub(crate) fn restart(
         if *service == super::units::SERVICE {
             restarted.restarts_before = state.restarts;
             restarted.age = state.age();
+        } else {
+            restarted.others.push(((*service).to_owned(), state.restarts));
         }
         if let Some((name, socket_state)) = held.filter(|_| need.socket) {
             reopen(systemd, name, socket_state, Some(service))?;

@@ -100,6 +100,11 @@ struct File {
 }
 
 impl Settings {
+    /// What counts where nothing is set.
+    pub(crate) fn defaults() -> Result<Self, String> {
+        Self::check(File::default(), false)
+    }
+
     /// Reads root's settings; a file that is not there means the published source and the deadlines of the manual.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use super::activation::{self, Activated, Staged, Switched};
 use super::archive::ArchiveError;
 use super::attempt::{Installation, Outcome};
 use super::flow::{Failure, Flow, none_of};
+use super::installed::on_disk;
 use super::preflight;
 use super::readiness::{self, Expected};
 use super::staging::Staging;
@@ -31,11 +32,14 @@ impl Flow<'_> {
                 )),
             },
             Mode::Upgrade => {}
-            Mode::Prepare => {
+            Mode::Prepare | Mode::Recover => {
                 let prepared = prepare::accounts(host, deadline, &self.admission).map_err(failed)?;
                 self.prepared(prepared);
                 prepare::directories(host, &self.admission).map_err(failed)?;
             }
+        }
+        if self.request.mode == Mode::Recover {
+            return Ok(());
         }
         if self.request.mode != Mode::InstallationOnly {
             let prepared = prepare::docker(host, self.docker, deadline, &self.admission).map_err(failed)?;
@@ -76,10 +80,9 @@ impl Flow<'_> {
             Verified::InPlace { archive_sha256 } => {
                 (self.before.keepable().unwrap_or_default().to_owned(), Some(archive_sha256))
             }
-            Verified::Itself => {
-                let sha256 = copy_exactly(self.host.program(), next).map_err(|e| {
-                    Failure::new("disk", format!("copying the running executable to {next:?}: {e}"))
-                })?;
+            Verified::Executable(path) => {
+                let sha256 = copy_exactly(&path, next)
+                    .map_err(|e| Failure::new("disk", format!("copying {path:?} to {next:?}: {e}")))?;
                 let described = self.before.inventory.describes(&sha256);
                 let archive_sha256 = described.and_then(|described| described.archive_sha256.clone());
                 (sha256, archive_sha256)
@@ -198,6 +201,7 @@ impl Flow<'_> {
                 .filter(|i| *i != activated.executable),
             restarts_before: restarted.restarts_before,
             replaced_pid: restarted.replaced_pid,
+            services: restarted.others.clone(),
         };
         // What was confirmed before and runs on has shown its stability for as long as it runs.
         let described = self.before.inventory.describes(&activated.sha256);
@@ -208,6 +212,7 @@ impl Flow<'_> {
         let window = self.settings.deadlines.window.saturating_sub(shown);
         let started = std::time::Instant::now();
         let mut ready = None;
+        let mut warnings = Vec::new();
         let confirmed = {
             let (host, admission, record) = (self.host, &self.admission, &mut self.record);
             readiness::confirm(
@@ -224,8 +229,12 @@ impl Flow<'_> {
                         record.warnings.push(format!("the record could not be written: {e}"));
                     }
                 },
+                &mut |warning| warnings.push(warning),
             )
         };
+        for warning in warnings {
+            self.warn(warning);
+        }
         if let Some((pid, after)) = ready {
             let fact =
                 format!("{} is running (pid {pid}), ready after {} ms", activated.version, after.as_millis());
@@ -235,6 +244,7 @@ impl Flow<'_> {
             let logs = format!("journalctl -u {} -n 20", units::SERVICE);
             Failure::new(not.reason, not.observed).help(format!("its last words: {logs}"))
         })?;
+        self.still_in_place(activated)?;
         let ours = &self.before.inventory.units;
         let dropped: Vec<&str> =
             ours.iter().map(String::as_str).filter(|name| !activated.has_unit(name)).collect();
@@ -260,6 +270,38 @@ impl Flow<'_> {
             sha256: activated.sha256.clone(),
             nothing_was_needed,
         })
+    }
+
+    /// What was confirmed is what is in place: others write to this host too.
+    fn still_in_place(&mut self, activated: &Activated) -> Result<(), Failure> {
+        let path = self.host.installed();
+        let found =
+            on_disk(&path).map_err(|e| Failure::new("displaced", format!("reading {path:?}: {e}")))?;
+        if found.as_ref().is_none_or(|(_, sha256)| *sha256 != activated.sha256) {
+            let is =
+                found.map_or_else(|| "gone".into(), |(_, sha256)| format!("another one ({}…)", &sha256[..8]));
+            let error = format!(
+                "{} runs, and {} is {is}: somebody changed it while it was confirmed",
+                activated.version,
+                path.display()
+            );
+            return Err(
+                Failure::new("displaced", error).help("find out who: what manages this host's files?")
+            );
+        }
+        let template = activated.template.as_ref().map(|unit| unit.name.as_str());
+        let changed: Vec<String> = units::differing(self.host, &activated.units)
+            .into_iter()
+            .filter(|unit| Some(unit.name.as_str()) != template)
+            .map(|unit| self.host.unit(&unit.name).display().to_string())
+            .collect();
+        if !changed.is_empty() {
+            self.warn(format!(
+                "{} is not what this release brings any more: somebody changed it since it was written",
+                changed.join(", ")
+            ));
+        }
+        Ok(())
     }
 
     /// The last file: the template of the worker that may be doing this.

@@ -21,6 +21,10 @@ pub(crate) const SOCKET: &str = "ployz.socket";
 pub(crate) const DOOR: &str = "ployz-upgrade.socket";
 /// The template of the service that serves one connection of the door.
 pub(crate) const WORKER: &str = "ployz-upgrade@.service";
+/// The socket at which the daemon asks for a Deploy.
+pub(crate) const DEPLOY_DOOR: &str = "ployz-deploy.socket";
+/// The services that serve one connection of it each, as a pattern.
+pub(crate) const DEPLOY_WORKERS: &str = "ployz-deploy@*.service";
 /// The executable that shipped units start.
 pub(crate) const EXECUTABLE: &str = "/usr/local/bin/ployzd";
 /// The account declarations of this release.

@@ -48,7 +48,7 @@ fn a_release_that_exits_at_start_is_failed_and_replaced_and_the_previous_one_is_
     assert_eq!(again.record()["installation"], "unchanged");
     assert_eq!(machine.sha256("/usr/local/bin/ployzd.previous"), old.sha256);
     // The way that was named leads back, and the socket lives.
-    machine.run(way_back).ok();
+    machine.run(&format!("{way_back} --yes")).ok();
     machine.assert_runs("1.4.0", &old.sha256);
     assert_eq!(machine.sha256("/usr/local/bin/ployzd.previous"), old.sha256, "a bad release is never kept");
     assert_eq!(machine.run("systemctl is-active ployz.socket").text(), "active");

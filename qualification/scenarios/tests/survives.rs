@@ -105,7 +105,7 @@ fn a_target_that_can_not_start_is_told_by_the_record_when_no_daemon_tells() {
     let _ = run.says(&[
         "FAILED at confirming, installation replaced",
         "exited with status 2",
-        "ployzd.previous install",
+        "ployzd.previous recover",
     ]);
     let id = machine.attempts().into_iter().find(|id| machine.attempt(id)["kind"] == "upgrade").unwrap();
     let shown = machine.run_as("alice", &format!("{PLOYZD} attempt {id} --json")).expect(5).last();
@@ -113,7 +113,7 @@ fn a_target_that_can_not_start_is_told_by_the_record_when_no_daemon_tells() {
     // A daemon that does not answer can't be asked: the way without it is named.
     let asked = machine.run_as("alice", &format!("{PLOYZD} upgrade --version 1.4.0")).expect(6);
     let _ = asked.says(&["sudo /usr/local/bin/ployzd install --version 1.4.0", "Nothing was accepted"]);
-    machine.run("/usr/local/bin/ployzd.previous install").ok();
+    machine.run("/usr/local/bin/ployzd.previous recover --yes").ok();
     machine.assert_runs("1.4.0", &release("1.4.0").sha256);
 }
 
