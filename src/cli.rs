@@ -7,6 +7,7 @@ pub(crate) mod operator;
 pub(crate) mod output;
 pub(crate) mod ployzd;
 pub(crate) mod recover;
+pub(crate) mod service;
 pub(crate) mod status;
 pub(crate) mod upgrade;
 pub(crate) mod worker;

@@ -3,11 +3,12 @@
 //! 1. take the socket from systemd;
 //! 2. read the identity (damage is reported, never fatal);
 //! 3. serve, and say READY;
-//! 4. finish a reset that was cut off, once admission is free;
+//! 4. finish a reset that was cut off, once admission is free, and have a Deploy that was cut off ended;
 //! 5. on SIGTERM close idle connections, answer what is under way, end.
 
 pub(crate) mod api;
 pub(crate) mod identity;
+mod services;
 mod upgrades;
 
 use std::io;
@@ -191,6 +192,7 @@ async fn after_ready(machine: Arc<Machine>) {
     if let Ok(Ok(digest)) = digest {
         machine.set_digest(digest);
     }
+    services::after_ready(&machine).await;
     while machine.resetting() {
         match machine.finish_reset() {
             Ok(()) => tracing::info!("a reset that was cut off is finished"),

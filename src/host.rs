@@ -47,6 +47,31 @@ impl Host {
         self.root.join(path)
     }
 
+    /// Docker's socket.
+    pub fn docker(&self) -> PathBuf {
+        self.at("run/docker.sock")
+    }
+
+    /// The deploy door.
+    pub fn deploy_door(&self) -> PathBuf {
+        self.at("run/ployz-deploy/deploy.sock")
+    }
+
+    /// What the deploy worker keeps: what it is doing, and which engine it did it on.
+    pub fn deploy_state(&self) -> PathBuf {
+        self.at("var/lib/ployz-deploy")
+    }
+
+    /// The socket of the volume plugin.
+    pub fn volume_plugin(&self) -> PathBuf {
+        self.at("run/docker/plugins/ployz.sock")
+    }
+
+    /// The lock of the deploy worker that changes something.
+    pub fn deploy_lock(&self) -> PathBuf {
+        self.deploy_state().join("deploy.lock")
+    }
+
     /// The executable that hidden verbs (`fetch`, `confine`) are started from: `/proc/self/exe`, which works for
     /// an unlinked file and for another uid.
     pub fn program(&self) -> &Path {

@@ -81,3 +81,57 @@ pub(crate) fn ask_blocking(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(broken)?;
     runtime.block_on(ask(socket, method, uri, body, deadline))
 }
+
+/// Takes a piece of an answer's body, with the answer's status; an error ends the exchange.
+pub(crate) type Sink<'a> = &'a mut dyn FnMut(u16, &[u8]) -> Result<(), String>;
+
+/// Asks once and gives the body to `sink` as it comes: for answers that are long or slow. Nothing for `stall` ends it.
+/// The sink ends it by an error. Returns the status.
+pub(crate) async fn stream(
+    socket: &Path,
+    method: Method,
+    uri: &str,
+    headers: &[(&str, &str)],
+    body: Option<&serde_json::Value>,
+    stall: Duration,
+    sink: Sink<'_>,
+) -> Result<u16, AskError> {
+    let broken = |source| AskError::Broken { socket: socket.to_owned(), source };
+    let late = || AskError::Deadline { socket: socket.to_owned(), deadline: stall };
+    let stream = tokio::time::timeout(stall, UnixStream::connect(socket))
+        .await
+        .map_err(|_| late())?
+        .map_err(|source| AskError::Connect { socket: socket.to_owned(), source })?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| broken(e.into()))?;
+    let bytes = body.map(|value| Bytes::from(value.to_string())).unwrap_or_default();
+    let mut request = Request::builder()
+        .method(method)
+        .uri(uri)
+        .header("host", "machine")
+        .header("content-type", "application/json");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let request = request.body(Full::new(bytes)).map_err(|e| broken(e.into()))?;
+    let exchange = async {
+        let sent = tokio::time::timeout(stall, sender.send_request(request)).await.map_err(|_| late())?;
+        let answer = sent.map_err(|e| broken(e.into()))?;
+        let status = answer.status().as_u16();
+        let mut body = answer.into_body();
+        while let Some(frame) = tokio::time::timeout(stall, body.frame()).await.map_err(|_| late())? {
+            if let Ok(data) = frame.map_err(|e| broken(e.into()))?.into_data() {
+                sink(status, &data).map_err(|e| broken(e.into()))?;
+            }
+        }
+        Ok(status)
+    };
+    tokio::pin!(exchange);
+    tokio::select! {
+        done = &mut exchange => done,
+        ended = connection => match ended {
+            Ok(()) => exchange.await,
+            Err(e) => Err(broken(e.into())),
+        },
+    }
+}

@@ -5,9 +5,10 @@
 //! | --- | --- |
 //! | [`install`] | THE module: what is installed, by whom, how far it came, whether it runs |
 //! | `daemon` | the unprivileged Machine daemon and its API |
+//! | `deploy` | services: what may be deployed, the door at which the daemon asks, the worker behind it |
 //! | `cli` | verbs, flags, screens, exit codes: the only place that prints |
 //! | [`host`] | every path, and who may own what |
-//! | `command`, `systemd`, `http`, `durable`, `text`, [`interrupt`] | tools that know nothing of the above |
+//! | `command`, `systemd`, `docker`, `http`, `line`, `lock`, `durable`, `text`, [`interrupt`] | tools that know nothing of the above |
 //!
 //! Imports point down this table. `unsafe` is forbidden.
 
@@ -18,8 +19,12 @@ pub mod interrupt;
 mod cli;
 mod command;
 mod daemon;
+mod deploy;
+mod docker;
 mod durable;
 mod http;
+mod line;
+mod lock;
 mod systemd;
 mod text;
 

@@ -85,6 +85,12 @@ const HELP: &[(&str, &[&str])] = &[
     ("ployzd-upgrade", &["upgrade"]),
     ("ployzd-recover", &["recover"]),
     ("ployzd-attempt", &["attempt"]),
+    ("ployzd-service", &["service"]),
+    ("ployzd-service-deploy", &["service", "deploy"]),
+    ("ployzd-service-list", &["service", "list"]),
+    ("ployzd-service-remove", &["service", "remove"]),
+    ("ployzd-deploy-worker", &["deploy-worker"]),
+    ("ployzd-deploy-ended", &["deploy-ended"]),
     ("ployzd-upgrade-worker", &["upgrade-worker"]),
     ("ployzd-upgrade-ended", &["upgrade-ended"]),
     ("ployzd-confine", &["confine"]),
@@ -117,7 +123,7 @@ fn help_is_golden() {
 
 #[test]
 fn every_verb_that_is_listed_has_a_golden_help() {
-    for above in [&[][..], &["machine"]] {
+    for above in [&[][..], &["machine"], &["service"]] {
         let (_, out, _) = shown(&ployzd(&[above, &["--help"]].concat()));
         let listed =
             out.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());

@@ -13,7 +13,7 @@ mod source;
 use source::Source;
 
 /// Tools that know nothing of what is above them, and the tools that each may use.
-const TOOLS: [(&str, &[&str]); 7] = [
+const TOOLS: &[(&str, &[&str])] = &[
     ("host", &[]),
     ("interrupt", &[]),
     ("http", &[]),
@@ -21,6 +21,9 @@ const TOOLS: [(&str, &[&str]); 7] = [
     ("durable", &["host"]),
     ("command", &["host", "interrupt", "text"]),
     ("systemd", &["command"]),
+    ("line", &[]),
+    ("lock", &["text"]),
+    ("docker", &["http", "text"]),
 ];
 
 /// What of the installation module the daemon and the operator's client see: to hold admission for a mutation, to read
@@ -74,7 +77,8 @@ fn may(part: &str, path: &[String]) -> bool {
     let is_tool = TOOLS.iter().any(|(tool, _)| *tool == top);
     match part {
         "install" => is_tool,
-        "daemon" | "operator" | "deploy_worker" | "volume_plugin" => {
+        "daemon" if top == "deploy" => true,
+        "daemon" | "operator" | "deploy" | "volume_plugin" => {
             is_tool || (top == "install" && INTERFACE.contains(&at(1)))
         }
         "cli" | "lib" => true,

@@ -388,7 +388,9 @@ fn outcome_without_record(
 
 fn busy_lines(busy: &Busy) -> Vec<(String, String)> {
     let help = match busy.observed {
-        Observed::Mutating => "wait for it; if it never ends: systemctl stop ployz.socket ployz.service",
+        Observed::Mutating { .. } => {
+            "wait for it; if it never ends: systemctl stop ployz.socket ployz.service"
+        }
         _ => "wait for it, then look at: ployzd status",
     };
     let head = (format!("busy: {}", busy.what()), help.to_owned());

@@ -49,6 +49,12 @@ impl<W: Write> Output<W> {
         self.stream.flush()
     }
 
+    /// Writes a line of a terminal over the one before it.
+    pub(crate) fn again(&mut self, text: impl AsRef<str>) -> io::Result<()> {
+        self.stream.write_all(format!("\r\u{1b}[K{}", text.as_ref()).as_bytes())?;
+        self.stream.flush()
+    }
+
     /// Text in a style, where colour is seen.
     pub(crate) fn styled(&self, style: Style, text: impl AsRef<str>) -> String {
         let text = text.as_ref();

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::output::{self, error};
-use super::{Exit, attempt, install, machine, recover, status, upgrade, worker};
+use super::{Exit, attempt, install, machine, recover, service, status, upgrade, worker};
 use crate::host::Host;
 use crate::install::preflight::About;
 use crate::install::release::{Channel, Version};
@@ -49,6 +49,9 @@ enum Verb {
     /// Initialize or reset this Machine
     #[command(subcommand)]
     Machine(MachineVerb),
+    /// Deploy, list or remove services: containers of this Machine (root or group ployz)
+    #[command(subcommand)]
+    Service(ServiceVerb),
     /// Show this executable's version and what it requires of a host
     Version(Json),
     /// Show the unit files that this release brings
@@ -64,6 +67,12 @@ enum Verb {
     /// Leave how the unit of an upgrade ended beside its record
     #[command(hide = true)]
     UpgradeEnded,
+    /// Serve the connection to the deploy door that systemd passes
+    #[command(hide = true)]
+    DeployWorker,
+    /// End what the worker of a Deploy left in the middle
+    #[command(hide = true)]
+    DeployEnded,
     /// Confine this process and become another
     #[command(hide = true)]
     Confine {
@@ -170,6 +179,69 @@ pub(crate) enum DockerChoice {
 }
 
 #[derive(Debug, Subcommand)]
+enum ServiceVerb {
+    /// Deploy a service: one container, seen to work; another specification replaces it
+    ///
+    /// The image is there and the new container made before the old one stops, and the old one serves again when the new
+    /// one does not. What was accepted goes on if this command is ended.
+    Deploy(Box<Deploy>),
+    /// Show what is deployed
+    List(Json),
+    /// Remove a service; its volumes and its image stay
+    Remove {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Print one JSON object a line; the last is the outcome
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Deploy {
+    /// Its name: lower-case letters, digits and dashes
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// The image, as Docker takes it
+    #[arg(long, value_name = "IMAGE")]
+    pub(crate) image: String,
+    /// Publish a port of the container: 8080:80, 127.0.0.1:53:53/udp (may be repeated)
+    #[arg(long, short, value_name = "[ADDRESS:]HOST:CONTAINER[/udp]")]
+    pub(crate) publish: Vec<String>,
+    /// Mount a named volume, which outlives the service: data:/data (may be repeated)
+    #[arg(long, value_name = "NAME:/PATH[:ro]")]
+    pub(crate) volume: Vec<String>,
+    /// Set a variable (may be repeated)
+    #[arg(long, short, value_name = "NAME=VALUE")]
+    pub(crate) env: Vec<String>,
+    /// When Docker starts it again
+    #[arg(long, default_value = "unless-stopped", value_name = "no|always|on-failure|unless-stopped")]
+    pub(crate) restart: String,
+    /// A command in the container that ends with 0 while the service works
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) health_command: Option<String>,
+    /// Seconds between two health checks
+    #[arg(long, value_name = "SECONDS", requires = "health_command", default_value_t = 5)]
+    pub(crate) health_interval: u16,
+    /// Failed health checks in a row after which it is not healthy
+    #[arg(long, value_name = "COUNT", requires = "health_command", default_value_t = 3)]
+    pub(crate) health_retries: u16,
+    /// Seconds after the start in which failed health checks do not count
+    #[arg(long, value_name = "SECONDS", requires = "health_command", default_value_t = 0)]
+    pub(crate) health_start: u16,
+    /// When the image is pulled
+    #[arg(long, default_value = "missing", value_name = "missing|always|never")]
+    pub(crate) pull: String,
+    /// Print one JSON object a line; the last is the outcome
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Instead of the image's command
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
 enum MachineVerb {
     /// Give this Machine an identity
     Initialize {
@@ -222,12 +294,17 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
         Verb::Status(Json { json }) => status::run(&host, json),
         Verb::Machine(MachineVerb::Initialize { name, json }) => machine::initialize(&host, name, json),
         Verb::Machine(MachineVerb::Reset { yes, json }) => machine::reset(&host, yes, json),
+        Verb::Service(ServiceVerb::Deploy(arguments)) => service::deploy(&host, &arguments),
+        Verb::Service(ServiceVerb::List(Json { json })) => service::list(&host, json),
+        Verb::Service(ServiceVerb::Remove { name, json }) => service::remove(&host, &name, json),
         Verb::Version(Json { json }) => show_version(version, json),
         Verb::Units(Json { json }) => show_units(json),
         Verb::Daemon => daemon(&host, version),
         Verb::Fetch => Exit::Raw(fetch::child()),
         Verb::UpgradeWorker => worker::run(&host, version),
         Verb::UpgradeEnded => worker::ended(&host),
+        Verb::DeployWorker => worker::deploy(&host),
+        Verb::DeployEnded => worker::deploy_ended(&host),
         Verb::Confine { target } => {
             let e = confine::become_confined(&target);
             let program = target.first().cloned().unwrap_or_default();

@@ -170,7 +170,8 @@ fn admission(observed: &Observed, api: Option<&Value>) -> String {
             )
         }
         Observed::Installing { holder: None } => "an installation".into(),
-        Observed::Mutating => said("what").unwrap_or("a change by the daemon").to_owned(),
+        Observed::Mutating { doing: Some(doing) } => format!("{} since {}", doing.what, clock(doing.since)),
+        Observed::Mutating { doing: None } => said("what").unwrap_or("a change by the daemon").to_owned(),
         // The daemon may look where we may not.
         Observed::Unknown { why } => match said("state") {
             Some(state) => state.to_owned(),

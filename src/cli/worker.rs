@@ -1,7 +1,9 @@
-//! `ployzd upgrade-worker` and `upgrade-ended`: what systemd starts for a connection of the upgrade door.
+//! `ployzd upgrade-worker`, `deploy-worker` and what is left to do when they have ended: what systemd starts for a
+//! connection of a door.
 
 use super::Exit;
 use super::output::error;
+use crate::deploy;
 use crate::host::Host;
 use crate::install::records;
 use crate::install::worker;
@@ -24,8 +26,26 @@ pub(crate) fn run(host: &Host, version: &'static str) -> Exit {
     }
 }
 
+/// Serves one connection of the deploy door. A refusal or failure is an answer, and the unit's success.
+pub(crate) fn deploy(host: &Host) -> Exit {
+    super::install::log();
+    match deploy::worker::serve(host) {
+        Ok(()) => Exit::Done,
+        Err(e) => failed(format!("serving the deploy door: {e}")),
+    }
+}
+
+/// Ends what a worker of the deploy door left in the middle.
+pub(crate) fn deploy_ended(host: &Host) -> Exit {
+    super::install::log();
+    match deploy::worker::ended(host) {
+        Ok(()) => Exit::Done,
+        Err(e) => failed(format!("ending a Deploy that was cut off: {e}")),
+    }
+}
+
 fn failed(what: String) -> Exit {
-    error(what, Some("it is started by its socket: systemctl status ployz-upgrade.socket"));
+    error(what, Some("it is started by its socket: systemctl list-units 'ployz-*.socket'"));
     Exit::Raw(1)
 }
 

@@ -18,6 +18,7 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 
 use super::identity::{self, State};
+use super::services::{self, Services};
 use super::upgrades::{self, Upgrades};
 use crate::host::Host;
 use crate::install::admission::{self, AdmissionError, Busy, MutationAdmission, Observed};
@@ -79,6 +80,7 @@ pub(crate) struct Machine {
     /// What is being changed, and since when.
     mutation: Mutex<Option<(String, Timestamp)>>,
     pub(super) upgrades: Upgrades,
+    pub(super) services: Services,
     /// Whether the daemon is asked to end.
     ending: watch::Sender<bool>,
 }
@@ -96,6 +98,7 @@ impl Machine {
             identity,
             mutation: Mutex::new(None),
             upgrades: Upgrades::new(),
+            services: Services::new(),
             ending: watch::Sender::new(false),
         }
     }
@@ -132,7 +135,7 @@ impl Machine {
     }
 
     /// Finishes a reset, when admission is free.
-    pub(crate) fn finish_reset(&self) -> Result<(), Problem> {
+    pub(crate) fn finish_reset(self: &Arc<Self>) -> Result<(), Problem> {
         let admission = self.admit("resetting this Machine")?;
         identity::finish_reset(&self.host, &admission.held)
             .map_err(|e| Problem::failed("finishing the reset", &e))?;
@@ -154,7 +157,7 @@ impl Machine {
     }
 
     /// Admission for a mutation, or a busy answer that says who has it.
-    fn admit(&self, what: &str) -> Result<Mutating<'_>, Problem> {
+    pub(super) fn admit(self: &Arc<Self>, what: &str) -> Result<Mutating, Problem> {
         let held = MutationAdmission::try_take(&self.host).map_err(|e| match e {
             AdmissionError::Busy(Busy { observed: Observed::Installing { holder }, .. }) => {
                 self.installing(holder.as_ref())
@@ -170,19 +173,23 @@ impl Machine {
         }
         *mutation = Some((what.to_owned(), Timestamp::now()));
         drop(mutation);
-        Ok(Mutating { held, machine: self })
+        Ok(Mutating { held, machine: Arc::clone(self) })
     }
 
     /// Says which mutation is under way.
     pub(super) fn mutating(&self) -> Problem {
-        changing(self.mutation.lock().unwrap_or_else(PoisonError::into_inner).as_ref())
+        let mutation = self.mutation.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        changing(mutation.or_else(|| self.services.left_by_another()).as_ref())
     }
 
     fn admission(&self) -> Value {
         let mutation = self.mutation.lock().unwrap_or_else(PoisonError::into_inner);
         match (&*mutation, admission::observe(&self.host)) {
             (Some((what, since)), _) => json!({"state": "mutating", "what": what, "since": since}),
-            (None, Observed::Mutating) => json!({"state": "mutating"}),
+            (None, Observed::Mutating { .. }) => match self.services.left_by_another() {
+                Some((what, since)) => json!({"state": "mutating", "what": what, "since": since}),
+                None => json!({"state": "mutating"}),
+            },
             (None, observed) => serde_json::to_value(observed).unwrap_or_default(),
         }
     }
@@ -208,18 +215,18 @@ impl Machine {
             "ready": problems.is_empty(), "problems": problems,
             "admission": self.admission(), "previous": inventory.previous,
             "cloud": {"paired": false, "connected": false, "since": null, "last_error": null},
-            "docker": {"state": "unknown"}, "storage": {"state": "unknown"},
+            "docker": self.services.docker(), "storage": {"state": "unknown"},
         })
     }
 }
 
 /// A mutation under way: admission, and the name under which others see it. Both end with this value.
-struct Mutating<'a> {
+pub(super) struct Mutating {
     held: MutationAdmission,
-    machine: &'a Machine,
+    machine: Arc<Machine>,
 }
 
-impl Drop for Mutating<'_> {
+impl Drop for Mutating {
     fn drop(&mut self) {
         *self.machine.mutation.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -299,6 +306,8 @@ pub(crate) fn router(machine: Arc<Machine>) -> Router {
     let everyone = Router::new()
         .route("/v1/machine", get(show))
         .route("/v1/machine/initialize", post(initialize))
+        .route("/v1/services", get(services::list).post(services::deploy))
+        .route("/v1/services/{name}", axum::routing::delete(services::remove))
         .route("/v1/upgrades", get(upgrades::history).post(upgrades::ask))
         .route("/v1/upgrades/{id}", get(upgrades::show))
         .layer(middleware::from_fn(|peer, request, next| permit(Rule::Everyone, peer, request, next)));
@@ -348,6 +357,7 @@ async fn permit(rule: Rule, Extension(peer): Extension<Peer>, request: Request, 
 }
 
 async fn show(AppState(machine): AppState<Arc<Machine>>) -> Json<Value> {
+    services::look_again(&machine);
     Json(machine.show())
 }
 

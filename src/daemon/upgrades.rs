@@ -339,7 +339,7 @@ impl Machine {
     fn busy(&self) -> Option<Problem> {
         match admission::observe(self.host()) {
             Observed::Installing { holder } => Some(self.installing(holder.as_ref())),
-            Observed::Mutating => Some(self.mutating()),
+            Observed::Mutating { .. } => Some(self.mutating()),
             // The door decides.
             Observed::Free | Observed::Unknown { .. } => None,
         }

@@ -10,13 +10,12 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use serde::{Deserialize, Serialize};
 
 use crate::durable::{make_dir, sync_parent};
 use crate::host::Host;
+use crate::lock::{self, Doing, Kind, lock, locked, unlock};
 
 /// Who holds admission for writing, as it wrote of itself into the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,7 +55,11 @@ pub enum Observed {
         holder: Option<Holder>,
     },
     /// Mutations are under way.
-    Mutating,
+    Mutating {
+        /// The Deploy among them, where that can be read.
+        #[serde(flatten)]
+        doing: Option<Doing>,
+    },
     /// This process may not look.
     Unknown {
         /// Why.
@@ -113,7 +116,10 @@ pub fn describe(observed: &Observed) -> String {
             holder.pid
         ),
         Observed::Installing { holder: None } => "an installation is running".into(),
-        Observed::Mutating => "the Machine is being changed by its daemon".into(),
+        Observed::Mutating { doing: Some(doing) } => {
+            format!("{} since {}", doing.what, doing.since.strftime("%H:%M:%S UTC"))
+        }
+        Observed::Mutating { doing: None } => "the Machine is being changed by its daemon".into(),
         Observed::Free => "another process had admission a moment ago".into(),
         Observed::Unknown { why } => format!("admission can't be seen: {why}"),
     }
@@ -157,7 +163,7 @@ impl Admission {
             return Err(open(io::Error::other("not a regular file with one name")));
         }
         sync_parent(&path).map_err(open)?;
-        if !lock(&file, ADMISSION, libc::F_WRLCK).map_err(open)? {
+        if !lock(&file, ADMISSION, Kind::Exclusive).map_err(open)? {
             let busy = Busy { observed: observe_for(host, NAME_OF_A_HOLDER), processes: processes(&meta) };
             return Err(AdmissionError::Busy(busy));
         }
@@ -199,14 +205,14 @@ impl Admission {
         file.set_len(0)?;
         file.write_all(serde_json::to_string(&self.holder).map_err(io::Error::other)?.as_bytes())?;
         // Someone else's lock there keeps observers from the name, and nobody from installing.
-        lock(file, DESCRIBED, libc::F_WRLCK).map(drop)
+        lock(file, DESCRIBED, Kind::Exclusive).map(drop)
     }
 }
 
 impl Drop for Admission {
     fn drop(&mut self) {
         // The locks go with the file; an empty file reads better than the name of one that is gone.
-        let _ = lock(&self.file, DESCRIBED, libc::F_UNLCK);
+        let _ = unlock(&self.file, DESCRIBED);
         let _ = self.file.set_len(0);
     }
 }
@@ -220,7 +226,7 @@ impl MutationAdmission {
         let path = host.admission();
         let open = |source| AdmissionError::Open { path: path.clone(), source };
         let file = open_to_read(host).map_err(open)?;
-        if lock(&file, ADMISSION, libc::F_RDLCK).map_err(open)? {
+        if lock(&file, ADMISSION, Kind::Shared).map_err(open)? {
             return Ok(Self { _file: file });
         }
         Err(AdmissionError::Busy(Busy { observed: observe(host), processes: Vec::new() }))
@@ -232,42 +238,15 @@ fn open_to_read(host: &Host) -> io::Result<File> {
 }
 
 /// The byte of the lock file whose lock is admission.
-const ADMISSION: libc::off_t = 0;
+const ADMISSION: i64 = 0;
 /// The byte whose lock says that what the file holds was written by whoever holds admission now, and not by one that was
 /// killed before. Both end with their holder.
-const DESCRIBED: libc::off_t = 1;
+const DESCRIBED: i64 = 1;
 /// Between two looks at a file that its holder is about to write.
 const AGAIN: Duration = Duration::from_millis(5);
 /// For how long an observer waits for a holder's name, and one who is refused.
 const NAME_AT_A_GLANCE: Duration = Duration::from_millis(50);
 const NAME_OF_A_HOLDER: Duration = Duration::from_secs(2);
-
-/// Tries to lock a byte; `false` when another has it.
-fn lock(file: &File, byte: libc::off_t, kind: libc::c_int) -> io::Result<bool> {
-    match fcntl(file, FcntlArg::F_OFD_SETLK(&range(byte, kind))) {
-        Ok(_) => Ok(true),
-        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
-        Err(e) => Err(e.into()),
-    }
-}
-
-/// The kind of lock that another has on a byte, `F_UNLCK` for none. Takes nothing.
-fn locked(file: &File, byte: libc::off_t) -> nix::Result<libc::c_int> {
-    let mut asked = range(byte, libc::F_WRLCK);
-    fcntl(file, FcntlArg::F_OFD_GETLK(&mut asked))?;
-    Ok(libc::c_int::from(asked.l_type))
-}
-
-fn range(byte: libc::off_t, kind: libc::c_int) -> libc::flock {
-    #[allow(clippy::cast_possible_truncation, reason = "the constants are small; only their C types differ")]
-    libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: byte,
-        l_len: 1,
-        l_pid: 0,
-    }
-}
 
 /// Looks at admission without taking anything.
 pub fn observe(host: &Host) -> Observed {
@@ -284,9 +263,9 @@ fn observe_for(host: &Host, patience: Duration) -> Observed {
     let started = Instant::now();
     loop {
         match locked(&file, ADMISSION) {
-            Ok(libc::F_UNLCK) => return Observed::Free,
-            Ok(libc::F_RDLCK) => return Observed::Mutating,
-            Ok(_) => {}
+            Ok(None) => return Observed::Free,
+            Ok(Some(Kind::Shared)) => return Observed::Mutating { doing: lock::doing(&host.deploy_lock()) },
+            Ok(Some(Kind::Exclusive)) => {}
             Err(e) => return Observed::Unknown { why: e.to_string() },
         }
         let holder = described(&file);
@@ -301,7 +280,7 @@ fn observe_for(host: &Host, patience: Duration) -> Observed {
 /// and after that lock was seen is that holder's.
 fn described(file: &File) -> Option<Holder> {
     let before = text(file)?;
-    let own = matches!(locked(file, DESCRIBED), Ok(libc::F_WRLCK));
+    let own = matches!(locked(file, DESCRIBED), Ok(Some(Kind::Exclusive)));
     if !own || text(file)? != before {
         return None;
     }

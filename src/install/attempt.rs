@@ -371,7 +371,7 @@ mod tests {
                 "a mutation",
                 &open,
                 own,
-                Observed::Mutating,
+                Observed::Mutating { doing: None },
                 None,
                 interrupted("none: it ended without a word"),
             ),

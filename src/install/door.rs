@@ -1,9 +1,9 @@
 //! The door: what is said over the privileged socket. One line in, one line out; whoever reads believes neither.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,11 +11,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::attempt::is_id;
 use super::release::{Channel, Version};
+use crate::line::LineError;
 
 /// The longest request, in bytes, its newline included.
 pub(crate) const MOST_REQUEST: usize = 4096;
-/// For a whole request.
-const REQUEST: Duration = Duration::from_secs(5);
 /// For an answer that nobody takes.
 const ANSWER: Duration = Duration::from_secs(2);
 /// The longest answer, in bytes.
@@ -62,74 +61,17 @@ pub enum Answer {
     },
 }
 
-/// Why a request is none.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum RequestError {
-    /// It ended before its line did.
-    #[error("the request was cut off after {0} bytes")]
-    CutOff(usize),
-    /// Its line did not end in time.
-    #[error("the request was not complete within {} s", REQUEST.as_secs())]
-    Slow,
-    /// Its line does not end.
-    #[error("the request is longer than {MOST_REQUEST} bytes")]
-    Long,
-    /// Something follows the line.
-    #[error("the request is more than one line")]
-    More,
-    /// It is not what may be asked.
-    #[error("the request is not understood: {0}")]
-    Content(String),
-    /// The connection broke.
-    #[error("reading the request: {0}")]
-    Broken(String),
-}
-
-/// Reads one line, bounded in size and time.
-pub(crate) fn read_line(connection: &mut UnixStream) -> Result<Vec<u8>, RequestError> {
-    let broken = |e: io::Error| RequestError::Broken(e.to_string());
-    let started = Instant::now();
-    let mut line = Vec::new();
-    let mut buffer = [0; MOST_REQUEST + 1];
-    loop {
-        let left = REQUEST.saturating_sub(started.elapsed());
-        if left.is_zero() {
-            return Err(RequestError::Slow);
-        }
-        connection.set_read_timeout(Some(left)).map_err(broken)?;
-        match connection.read(&mut buffer[line.len()..]) {
-            Ok(0) => return Err(RequestError::CutOff(line.len())),
-            Ok(n) => {
-                let from = line.len();
-                line.extend_from_slice(&buffer[from..from + n]);
-            }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                return Err(RequestError::Slow);
-            }
-            Err(e) => return Err(broken(e)),
-        }
-        match line.iter().position(|byte| *byte == b'\n') {
-            Some(end) if end >= MOST_REQUEST => return Err(RequestError::Long),
-            Some(end) if end + 1 < line.len() => return Err(RequestError::More),
-            Some(_) => return Ok(line),
-            None if line.len() >= MOST_REQUEST => return Err(RequestError::Long),
-            None => {}
-        }
-    }
-}
-
 /// Reads what a line asks for.
-pub(crate) fn read_request(line: &[u8]) -> Result<Asked, RequestError> {
+pub(crate) fn read_request(line: &[u8]) -> Result<Asked, LineError> {
     // A list of the values would do for the reader of JSON as well.
     if line.trim_ascii_start().first() != Some(&b'{') {
-        return Err(RequestError::Content("it is no JSON object".into()));
+        return Err(LineError::Content("it is no JSON object".into()));
     }
-    let asked: Asked = serde_json::from_slice(line).map_err(|e| RequestError::Content(e.to_string()))?;
+    let asked: Asked = serde_json::from_slice(line).map_err(|e| LineError::Content(e.to_string()))?;
     if is_id(&asked.attempt) {
         return Ok(asked);
     }
-    Err(RequestError::Content("attempt is not 32 lower-case hex digits".into()))
+    Err(LineError::Content("attempt is not 32 lower-case hex digits".into()))
 }
 
 /// Answers, and closes the connection. Whoever does not take it can look the attempt up.
@@ -222,26 +164,6 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_bounded_and_is_the_only_one() {
-        let read = |bytes: &[u8]| {
-            let (mut ours, mut theirs) = UnixStream::pair().unwrap();
-            theirs.write_all(bytes).unwrap();
-            theirs.shutdown(std::net::Shutdown::Write).unwrap();
-            read_line(&mut ours)
-        };
-        assert_eq!(read(b"{}\n").unwrap(), b"{}\n");
-        assert_eq!(read(b"").unwrap_err(), RequestError::CutOff(0));
-        assert_eq!(read(b"{}").unwrap_err(), RequestError::CutOff(2));
-        assert_eq!(read(b"{}\n{}\n").unwrap_err(), RequestError::More);
-        let mut longest = vec![b' '; MOST_REQUEST];
-        assert_eq!(read(&longest).unwrap_err(), RequestError::Long);
-        longest[MOST_REQUEST - 1] = b'\n';
-        assert_eq!(read(&longest).unwrap().len(), MOST_REQUEST);
-        longest.insert(0, b' ');
-        assert_eq!(read(&longest).unwrap_err(), RequestError::Long);
-    }
-
-    #[test]
     fn an_answer_is_read_back() {
         for sent in [
             Answer::Accepted(serde_json::json!({"id": ID})),
@@ -251,7 +173,7 @@ mod tests {
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             answer(ours, &sent).unwrap();
             let mut text = String::new();
-            theirs.read_to_string(&mut text).unwrap();
+            std::io::Read::read_to_string(&mut theirs, &mut text).unwrap();
             assert_eq!(serde_json::from_str::<Answer>(&text).unwrap(), sent);
         }
     }

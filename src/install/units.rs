@@ -57,7 +57,13 @@ pub fn shipped() -> Vec<Unit> {
     vec![
         unit(SOCKET, include_str!("../../hardening/ployz.socket")),
         unit(DOOR, include_str!("../../hardening/ployz-upgrade.socket")),
+        unit(DEPLOY_DOOR, include_str!("../../hardening/ployz-deploy.socket")),
         unit(SERVICE, include_str!("../../hardening/ployz.service")),
+        Unit {
+            enable: false,
+            start: false,
+            ..unit("ployz-deploy@.service", include_str!("../../hardening/ployz-deploy@.service"))
+        },
         Unit {
             enable: false,
             start: false,

@@ -31,6 +31,7 @@ use super::staging::{self, RunsFrom};
 use super::{Mode, Release, Request, Source, Wanted};
 use crate::host::Host;
 use crate::interrupt::Interrupt;
+use crate::line;
 
 /// What the stages of an attempt may take together: less than `RuntimeMaxSec=` of the worker's unit.
 pub(crate) const MOST_TIME: Duration = Duration::from_secs(14 * 60);
@@ -77,7 +78,9 @@ pub(crate) fn serve(
         let copy = staging::copy_of_own(host).map_err(WorkerError::Copy)?;
         return Err(WorkerError::Copy(staging::become_program(&copy, None, &[])));
     }
-    let asked = match door::read_line(&mut connection).and_then(|line| door::read_request(&line)) {
+    let asked = match line::read_line(&mut connection, door::MOST_REQUEST)
+        .and_then(|line| door::read_request(&line))
+    {
         Ok(asked) => asked,
         Err(e) => {
             refuse(connection, &rejected(e));
@@ -219,7 +222,7 @@ fn known(host: &Host, asked: &Asked) -> Option<Answer> {
 fn busy(observed: &Observed) -> Option<Answer> {
     let attempt = match observed {
         Observed::Installing { holder } => holder.as_ref().map(|holder| holder.attempt.clone()),
-        Observed::Mutating => None,
+        Observed::Mutating { .. } => None,
         // Taking admission says what is wrong.
         Observed::Free | Observed::Unknown { .. } => return None,
     };

@@ -88,9 +88,9 @@ fn an_installer_and_a_mutation_refuse_each_other() {
     let published = world.release("1.4.0");
     let mutation = MutationAdmission::try_take(&world.host).unwrap();
     let another = MutationAdmission::try_take(&world.host).unwrap();
-    assert_eq!(observe(&world.host), Observed::Mutating);
+    assert_eq!(observe(&world.host), Observed::Mutating { doing: None });
     let seen = busy(Admission::try_take(&world.host, holder()));
-    assert_eq!(seen.observed, Observed::Mutating);
+    assert_eq!(seen.observed, Observed::Mutating { doing: None });
     assert!(seen.processes.iter().any(|process| process.pid == std::process::id()), "{seen:?}");
     let before = world.installation();
     match world.install(&from_disk("1.4.0", &published)) {
@@ -129,7 +129,7 @@ fn it_is_free_the_moment_its_holder_is_killed() {
             (Role::Holder, Observed::Installing { holder: Some(holder) }) => {
                 assert_eq!(holder.pid, child.child.id());
             }
-            (Role::Mutation, Observed::Mutating) => {}
+            (Role::Mutation, Observed::Mutating { .. }) => {}
             _ => panic!("{role:?}: {seen:?}"),
         }
         assert!(matches!(Admission::try_take(&world.host, holder()), Err(AdmissionError::Busy(_))));
