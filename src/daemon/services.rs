@@ -49,6 +49,8 @@ struct Seen {
     /// A Deploy that a daemon before this one asked for.
     doing: Option<Doing>,
     looking: bool,
+    /// What is known of Docker is not so any more.
+    old: bool,
 }
 
 impl Services {
@@ -87,10 +89,11 @@ pub(super) fn look_again(machine: &Arc<Machine>) {
     {
         let mut seen = machine.services.seen();
         let fresh = seen.docker.as_ref().is_some_and(|(.., at)| at.elapsed() < FRESH);
-        if fresh || seen.looking {
+        if (fresh && !seen.old) || seen.looking {
             return;
         }
         seen.looking = true;
+        seen.old = false;
     }
     let machine = Arc::clone(machine);
     tokio::spawn(async move {
@@ -250,7 +253,7 @@ fn conclude(machine: &Arc<Machine>, said: Result<Said, DoorError>) -> Result<Val
     match said {
         Ok(Said::Done(done)) => {
             // How many containers run is another number now.
-            machine.services.seen().docker = None;
+            machine.services.seen().old = true;
             look_again(machine);
             Ok(done)
         }

@@ -213,8 +213,8 @@ fn overlap(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
 /// The user of a socket of this host that has a port.
 fn listener(port: &Port) -> Option<String> {
     let files = match port.protocol {
-        Protocol::Tcp => ["/proc/net/tcp", "/proc/net/tcp6"],
-        Protocol::Udp => ["/proc/net/udp", "/proc/net/udp6"],
+        Protocol::Tcp => ["/proc/self/net/tcp", "/proc/self/net/tcp6"],
+        Protocol::Udp => ["/proc/self/net/udp", "/proc/self/net/udp6"],
     };
     files.into_iter().find_map(|file| {
         let text = std::fs::read_to_string(file).unwrap_or_default();

@@ -251,7 +251,11 @@ async fn take_its_place(
         }
         e => e.into(),
     })?;
-    work.stage("watching", None);
+    let how = match &spec.health {
+        Some(_) => "until it is healthy".to_owned(),
+        None => format!("whether it runs for {} s", STEADY.as_secs()),
+    };
+    work.stage("watching", how);
     works(docker, spec, next).await
 }
 
