@@ -32,6 +32,7 @@ pub(crate) struct Run<'a> {
     arguments: Vec<OsString>,
     account: Option<Account>,
     input: &'a [u8],
+    environment: Vec<(&'static str, String)>,
     deadline: Duration,
     most_output: usize,
     interrupt: Option<&'a Interrupt>,
@@ -100,6 +101,7 @@ impl<'a> Run<'a> {
             arguments: Vec::new(),
             account: None,
             input: &[],
+            environment: Vec::new(),
             deadline,
             most_output: 64 * 1024,
             interrupt: None,
@@ -110,6 +112,12 @@ impl<'a> Run<'a> {
     /// Its arguments.
     pub(crate) fn args<S: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
         self.arguments.extend(arguments.into_iter().map(|a| a.as_ref().to_owned()));
+        self
+    }
+
+    /// With a variable in its environment.
+    pub(crate) fn env(mut self, name: &'static str, value: &str) -> Self {
+        self.environment.push((name, value.to_owned()));
         self
     }
 
@@ -203,6 +211,7 @@ impl<'a> Run<'a> {
     fn start(&self) -> io::Result<Child> {
         let mut command = std::process::Command::new(&self.program);
         command.args(&self.arguments).env_clear().env("PATH", PATH).env("LC_ALL", "C.UTF-8");
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         // Pipes only: an image that is being built may have no /dev/null.
         command
             .stdin(Stdio::piped())

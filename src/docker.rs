@@ -89,9 +89,9 @@ impl DockerError {
     /// What to type.
     pub(crate) fn help(&self) -> &'static str {
         match self {
-            Self::Absent(_) => "install Docker first, then: sudo /usr/local/bin/ployzd install",
+            Self::Absent(_) => "let install put it here: sudo /usr/local/bin/ployzd install --docker auto",
             Self::Stopped(_) => "start it: sudo systemctl start docker.service",
-            Self::NotPermitted(_) => "let install repair the group: sudo /usr/local/bin/ployzd install",
+            Self::NotPermitted(_) => "let install give it: sudo /usr/local/bin/ployzd install --docker auto",
             Self::Slow { .. } | Self::Broken { .. } => {
                 "look at it: systemctl status docker.service; journalctl -u docker.service -n 20"
             }
@@ -103,6 +103,13 @@ impl DockerError {
             }
         }
     }
+}
+
+/// Who answers at a socket, for a function that is not asynchronous.
+pub(crate) fn engine_now(socket: PathBuf) -> Result<Engine, DockerError> {
+    let broken = |e: io::Error| DockerError::Broken { what: "GET /version".into(), why: e.to_string() };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(broken)?;
+    runtime.block_on(Docker::at(socket).engine())
 }
 
 /// Docker's engine behind its socket.

@@ -52,6 +52,35 @@ impl Host {
         self.at("run/docker.sock")
     }
 
+    /// Docker's configuration.
+    pub fn daemon_json(&self) -> PathBuf {
+        self.at("etc/docker/daemon.json")
+    }
+
+    /// A program of the host by its name: for a host under a directory the one that is there.
+    pub fn tool(&self, name: &str) -> PathBuf {
+        if self.root == Path::new("/") { PathBuf::from(name) } else { self.at("usr/bin").join(name) }
+    }
+
+    /// Where a program of the host is, if it is there.
+    pub fn find_tool(&self, name: &str) -> Option<PathBuf> {
+        let dirs = ["usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin"];
+        dirs.iter().map(|dir| self.at(dir).join(name)).find(|path| path.is_file())
+    }
+
+    /// `ID` and `VERSION_ID` of os-release(5); empty where it does not say.
+    pub fn os_release(&self) -> (String, String) {
+        let text = ["etc/os-release", "usr/lib/os-release"]
+            .iter()
+            .find_map(|file| std::fs::read_to_string(self.at(file)).ok())
+            .unwrap_or_default();
+        let field = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+            value.unwrap_or_default().trim_matches(['"', '\'']).to_owned()
+        };
+        (field("ID"), field("VERSION_ID"))
+    }
+
     /// The deploy door.
     pub fn deploy_door(&self) -> PathBuf {
         self.at("run/ployz-deploy/deploy.sock")

@@ -80,6 +80,11 @@ impl Systemd {
         Self { deadline }
     }
 
+    /// The same with another deadline.
+    pub(crate) fn within(self, deadline: Duration) -> Self {
+        Self { deadline }
+    }
+
     /// Calls systemctl. While PID 1 re-executes itself nobody answers for a moment: that is waited for, and every call
     /// here may be repeated.
     fn systemctl<S: AsRef<std::ffi::OsStr>>(
@@ -140,6 +145,11 @@ impl Systemd {
     /// Forgets failures and start limits of units.
     pub(crate) fn reset_failed(self, units: &[&str]) -> Result<(), CommandError> {
         self.systemctl(["reset-failed", "--"].iter().chain(units)).map(drop)
+    }
+
+    /// Restarts units and waits for their jobs.
+    pub(crate) fn restart(self, units: &[&str]) -> Result<(), CommandError> {
+        self.systemctl(["restart", "--"].iter().chain(units)).map(drop)
     }
 
     /// Queues the restart of a service, without waiting for it.

@@ -108,7 +108,8 @@ pub(crate) struct Install {
     /// Write files only and never contact systemd: for building images
     #[arg(long)]
     pub(crate) installation_only: bool,
-    /// Whether this Machine uses Docker (recorded; by default what was chosen before, or auto)
+    /// Whether this Machine uses Docker: auto installs it where there is none, and never changes one that is there
+    /// (recorded; by default what was chosen before, or auto)
     #[arg(long, value_enum, value_name = "auto|none", conflicts_with = "installation_only")]
     pub(crate) docker: Option<DockerChoice>,
     /// Add this user to group ployz, whose members may use the Machine API (may be repeated)
@@ -172,7 +173,7 @@ pub(crate) struct Attempt {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum DockerChoice {
-    /// Use the Docker that is there
+    /// Use the Docker that is there, or install it
     Auto,
     /// Do without
     None,

@@ -231,7 +231,11 @@ impl<'a> Flow<'a> {
     fn stages(&mut self, release: &Release) -> Result<Outcome, Failure> {
         self.event(Some(&release.version.to_string()));
         self.enter(Stage::Preflight)?;
-        none_of("host", preflight::host_problems(self.host, self.systemd, room(self.host, release)))?;
+        let mut problems = preflight::host_problems(self.host, self.systemd, room(self.host, release));
+        if self.request.mode == Mode::Prepare {
+            problems.extend(prepare::docker::problems(self.host, self.systemd, self.docker));
+        }
+        none_of("host", problems)?;
         if self.request.mode != Mode::Upgrade {
             self.enter(Stage::Preparing)?;
             self.prepare()?;

@@ -1,4 +1,9 @@
-//! Preparing the host: accounts, groups and directories; only when an installation was asked to.
+//! Preparing the host: accounts, groups, directories and Docker; only when an installation was asked to.
+
+mod daemon_json;
+mod distribution;
+pub(super) mod docker;
+mod packages;
 
 use std::path::Path;
 use std::time::Duration;
@@ -166,33 +171,6 @@ pub(crate) fn unknown_users(host: &Host, users: &[String]) -> Vec<Problem> {
             Problem::new(format!("there is no local user {user:?}"), "make the account first: useradd --help")
         })
         .collect()
-}
-
-/// Docker as it is: used where it is there, never installed or changed here.
-pub(crate) fn docker(
-    host: &Host,
-    docker: Docker,
-    deadline: Duration,
-    _admission: &Admission,
-) -> Result<Prepared, String> {
-    let mut prepared = Prepared::default();
-    if docker == Docker::None {
-        return Ok(prepared);
-    }
-    match host.group("docker") {
-        Some(_) if host.privileged() => {
-            if add_to_group(host, "ployz-deploy", "docker", deadline)? {
-                prepared.done.push("ployz-deploy is in group docker".into());
-            }
-        }
-        Some(_) => {}
-        None => prepared.warnings.push(
-            "there is no Docker on this Machine, and this release does not install it: services can't be deployed \
-             until it is there (--docker none says that this is meant)"
-                .into(),
-        ),
-    }
-    Ok(prepared)
 }
 
 /// What `--software-only` finds missing: it prepares nothing by itself.

@@ -49,6 +49,9 @@ pub fn plan(host: &Host, request: &Request, interrupt: &Interrupt) -> Result<Pla
     let (inventory, damage) = Inventory::read(host);
     let docker = request.docker.unwrap_or(inventory.docker);
     let mut problems = preflight::host_problems(host, systemd, super::flow::room(host, &release));
+    if request.mode == Mode::Prepare {
+        problems.extend(prepare::docker::problems(host, systemd, docker));
+    }
     if request.mode == Mode::SoftwareOnly {
         problems.extend(prepare::missing_prerequisites(host, docker));
     }
@@ -92,7 +95,7 @@ pub fn plan(host: &Host, request: &Request, interrupt: &Interrupt) -> Result<Pla
         observed => notes.push(format!("now it would be refused: {}", admission::describe(&observed))),
     }
     if request.mode != Mode::SoftwareOnly {
-        prepared(host, request, docker, &mut changes);
+        prepared(host, request, (docker, systemd), &mut changes);
     }
     let current = on_disk(&host.installed()).ok().flatten().map(|(_, sha256)| sha256);
     let described = current.as_ref().and_then(|sha256| inventory.describes(sha256)).cloned();
@@ -143,7 +146,12 @@ pub fn plan(host: &Host, request: &Request, interrupt: &Interrupt) -> Result<Pla
 }
 
 /// What preparing the host would make.
-fn prepared(host: &Host, request: &Request, docker: Docker, changes: &mut Vec<Change>) {
+fn prepared(
+    host: &Host,
+    request: &Request,
+    (docker, systemd): (Docker, Option<Systemd>),
+    changes: &mut Vec<Change>,
+) {
     let mut change = |what: String, how: &str| changes.push(Change { what, how: how.into() });
     if read_bounded(&host.sysusers(), SYSUSERS.len()).ok().as_deref() != Some(SYSUSERS.as_bytes()) {
         change(host.sysusers().display().to_string(), "written");
@@ -159,6 +167,10 @@ fn prepared(host: &Host, request: &Request, docker: Docker, changes: &mut Vec<Ch
     }
     for user in request.operators.iter().filter(|user| !host.members("ployz").contains(user)) {
         change(format!("user {user}"), "added to group ployz");
+    }
+    if let Some(how) = prepare::docker::plan(host, systemd, docker).filter(|_| request.mode == Mode::Prepare)
+    {
+        change("Docker".into(), &how);
     }
     let deploys = docker == Docker::Auto && host.group("docker").is_some();
     if deploys && !host.members("docker").iter().any(|member| member == "ployz-deploy") {

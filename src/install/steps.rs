@@ -7,6 +7,7 @@ use super::acquisition::Verified;
 use super::activation::{self, Activated, Staged, Switched};
 use super::archive::ArchiveError;
 use super::attempt::{Installation, Outcome};
+use super::events::{Event, SCHEMA, What};
 use super::flow::{Failure, Flow, none_of};
 use super::installed::on_disk;
 use super::preflight;
@@ -42,8 +43,22 @@ impl Flow<'_> {
             return Ok(());
         }
         if self.request.mode != Mode::InstallationOnly {
-            let prepared = prepare::docker(host, self.docker, deadline, &self.admission).map_err(failed)?;
-            self.prepared(prepared);
+            let asked = prepare::docker::Asked {
+                host,
+                settings: self.settings,
+                systemd: self.systemd,
+                choice: self.docker,
+                installs: self.request.mode == Mode::Prepare,
+                interrupt: self.interrupt,
+            };
+            let (record, tell, deaf) = (&self.record, &mut self.tell, &mut self.deaf);
+            let mut told = |fact: &str| {
+                tracing::info!(ployz_attempt = record.id, ployz_stage = "preparing", "{fact}");
+                let what = What::Stage { attempt: &record.id, stage: &record.stage, fact: Some(fact) };
+                *deaf |= tell(&Event { schema: SCHEMA, what, at: jiff::Timestamp::now() }).is_err();
+            };
+            let prepared = prepare::docker::prepare(&asked, &mut told, &self.admission);
+            self.prepared(prepared.map_err(|e| Failure::new("docker", e))?);
         } else {
             prepare::share_records(host, &self.admission).map_err(failed)?;
         }

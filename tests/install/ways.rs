@@ -44,8 +44,8 @@ fn the_real_binary_by_archive_by_version_and_by_channel() {
         assert_eq!(record.installation, Installation::Replaced, "{name}");
         assert_eq!(record.target_digest.as_ref(), Some(&digest), "{name}");
         assert_is_installed(&world, &bytes, &published.sha256, &record.id);
-        let units = ["ployz.socket", "ployz-upgrade.socket", "ployz.service", "ployz-upgrade@.service"];
-        let units = units.map(|unit| world.host.unit(unit));
+        let units = ployz::install::units::shipped().into_iter().map(|unit| unit.name).collect::<Vec<_>>();
+        let units = units.iter().map(|unit| world.host.unit(unit));
         let switched =
             [world.host.installed()].into_iter().chain(units).map(|path| path.display().to_string());
         assert_eq!(record.switched, switched.collect::<Vec<_>>(), "{name}");
