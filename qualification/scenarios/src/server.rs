@@ -51,6 +51,23 @@ impl Serving {
         self
     }
 
+    /// Serves the package source of `qualification/package-source`, as `/packages/`.
+    #[must_use]
+    pub fn packages(self) -> Self {
+        let from = crate::lab::caches().join("packages/trixie");
+        let to = self.root.join("packages");
+        fs::create_dir_all(&to).expect("making the packages' directory");
+        for entry in
+            fs::read_dir(&from).expect("the package source; type: qualification/package-source").flatten()
+        {
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                continue;
+            }
+            fs::hard_link(entry.path(), to.join(entry.file_name())).expect("serving a package");
+        }
+        self
+    }
+
     /// With a certificate that is wrong: `expired`, `wrong-name`, `unknown-issuer`.
     #[must_use]
     pub fn certificate(self, certificate: &'static str) -> Self {
