@@ -22,6 +22,7 @@
 //! | `lab` | the network of this process's machines, and that nothing of it is left behind |
 //! | `machine`, `look` | a machine: made, asked, looked at, restarted |
 //! | `releases`, `server` | what can be installed, and where it is served |
+//! | `docker` | real Docker in a machine, and a client of a container |
 //! | `client` | a client of the Machine API that asks all the time |
 //! | `upgrades` | upgrades that are asked for through the daemon |
 //! | `crash` | an installation ended, or troubled, at one call |
@@ -38,6 +39,7 @@
 
 mod client;
 pub mod crash;
+mod docker;
 mod lab;
 mod look;
 mod machine;
@@ -50,6 +52,7 @@ mod upgrades;
 pub mod vm;
 
 pub use client::{Client, Heard};
+pub use docker::{Served, Traffic};
 pub use lab::{note, repository, scratch};
 pub use look::{Facts, Watched};
 pub use machine::{Background, Image, Machine, Plan};
