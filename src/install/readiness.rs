@@ -204,13 +204,14 @@ fn not_running(name: &str, unit: &Unit, restarts_before: u32) -> Option<Verdict>
             "{name} {ended} and systemd does not start it again ({result})"
         )));
     }
-    if crashes >= MOST_CRASHES {
+    // While it is being started again nothing is known of how it ended: the next look tells.
+    if crashes >= MOST_CRASHES && has_ended(unit) {
         return Some(Verdict::Crashed(format!("{name} {}, {crashes} times", ended(unit))));
     }
     if unit.active == "active" {
         return None;
     }
-    let text = if crashes > 0 || restarts_by_itself(unit) {
+    let text = if has_ended(unit) && (crashes > 0 || restarts_by_itself(unit)) {
         format!("{name} {}, and is {}", ended(unit), unit.active)
     } else {
         format!("{name} is {} ({})", unit.active, unit.sub)
@@ -221,6 +222,11 @@ fn not_running(name: &str, unit: &Unit, restarts_before: u32) -> Option<Verdict>
 /// Whether systemd waits before it starts a service again that ended: nobody stopped it.
 fn restarts_by_itself(unit: &Unit) -> bool {
     unit.sub.starts_with("auto-restart")
+}
+
+/// Whether it is known how the last main process ended.
+fn has_ended(unit: &Unit) -> bool {
+    matches!(unit.exit_code.as_str(), "1" | "2" | "3") || !matches!(unit.result.as_str(), "" | "success")
 }
 
 /// How the last main process of a service ended.

@@ -256,7 +256,8 @@ impl Flow<'_> {
             self.fact(&fact);
         }
         let confirmed = confirmed.map_err(|not| {
-            let logs = format!("journalctl -u {} -n 20", units::SERVICE);
+            let others = restarted.others.iter().map(|(name, _)| format!(" -u {name}")).collect::<String>();
+            let logs = format!("journalctl -u {}{others} -n 20", units::SERVICE);
             Failure::new(not.reason, not.observed).help(format!("its last words: {logs}"))
         })?;
         self.still_in_place(activated)?;

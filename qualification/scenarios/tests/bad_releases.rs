@@ -125,7 +125,8 @@ fn two_bad_releases_in_a_row_push_no_good_one_out_and_polled_for_a_minute_the_ap
     let good = release("1.5.0");
     for variant in ["crashes-later", "exits-42"] {
         server.publish(&release_variant("1.6.0", variant));
-        machine.run_within(120, &format!("{PLOYZD} install --version 1.6.0 --docker none")).expect(5);
+        let run = machine.run_within(120, &format!("{PLOYZD} install --version 1.6.0 --docker none"));
+        assert_eq!(run.code, 5, "{variant}: {}", run.shown());
         assert_eq!(machine.sha256("/usr/local/bin/ployzd.previous"), good.sha256, "after {variant}");
     }
     // For a minute clients poll an API whose daemon exits with 42.
@@ -164,12 +165,12 @@ fn a_release_is_put_back_whatever_is_wrong_with_the_machine() {
     let (_server, machine) = prepared("recover", Image::Trixie);
     let (good, old) = (release("1.5.0"), release("1.4.0"));
     // Not without a yes.
+    machine.run("useradd -m alice").ok();
     let before = machine.watch();
     let _ = machine
         .run("/usr/local/bin/ployzd.previous recover </dev/null")
         .expect(4)
         .says(&["recover --yes", "nothing was changed"]);
-    machine.run("useradd -m alice").ok();
     let _ =
         machine.run_as("alice", "/usr/local/bin/ployzd.previous recover --yes").expect(77).says(&["sudo"]);
     before.assert_same(&machine.watch());
