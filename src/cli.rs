@@ -9,6 +9,7 @@ pub(crate) mod ployzd;
 pub(crate) mod recover;
 pub(crate) mod service;
 pub(crate) mod status;
+pub(crate) mod uninstall;
 pub(crate) mod upgrade;
 pub(crate) mod worker;
 

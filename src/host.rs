@@ -96,6 +96,16 @@ impl Host {
         self.at("run/docker/plugins/ployz.sock")
     }
 
+    /// Variables of the environment of our units.
+    pub fn defaults(&self) -> PathBuf {
+        self.at("etc/default/ployz")
+    }
+
+    /// Where volumes are mounted.
+    pub fn volumes(&self) -> PathBuf {
+        self.at("var/lib/ployz-volumes")
+    }
+
     /// The lock of the deploy worker that changes something.
     pub fn deploy_lock(&self) -> PathBuf {
         self.deploy_state().join("deploy.lock")

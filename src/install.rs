@@ -31,6 +31,7 @@ pub mod recover;
 pub mod release;
 pub mod source;
 pub mod status;
+pub mod uninstall;
 pub mod units;
 pub mod upgrade;
 
@@ -48,6 +49,7 @@ mod readiness;
 mod restart;
 pub(crate) mod staging;
 mod steps;
+mod stopped;
 pub(crate) mod worker;
 
 use std::path::PathBuf;

@@ -142,6 +142,11 @@ impl Systemd {
         self.systemctl(["stop", "--"].iter().chain(units)).map(drop)
     }
 
+    /// Kills every process of units.
+    pub(crate) fn kill(self, units: &[&str]) -> Result<(), CommandError> {
+        self.systemctl(["kill", "--signal=KILL", "--"].iter().chain(units)).map(drop)
+    }
+
     /// Forgets failures and start limits of units.
     pub(crate) fn reset_failed(self, units: &[&str]) -> Result<(), CommandError> {
         self.systemctl(["reset-failed", "--"].iter().chain(units)).map(drop)

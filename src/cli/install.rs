@@ -19,7 +19,7 @@ use crate::install::{self, Mode, Request, Wanted};
 use crate::interrupt::Interrupt;
 
 /// Set for the copy that an installer becomes: whether it came from the installed path.
-const BECAME: &str = "PLOYZ_INSTALL_COPY";
+pub(super) const BECAME: &str = "PLOYZ_INSTALL_COPY";
 
 /// Installs, and says how it went.
 pub(crate) fn run(host: &Host, version: &'static str, arguments: &Install) -> Exit {

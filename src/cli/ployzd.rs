@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::output::{self, error};
-use super::{Exit, attempt, install, machine, recover, service, status, upgrade, worker};
+use super::{Exit, attempt, install, machine, recover, service, status, uninstall, upgrade, worker};
 use crate::host::Host;
 use crate::install::preflight::About;
 use crate::install::release::{Channel, Version};
@@ -42,6 +42,11 @@ enum Verb {
     /// Run as /usr/local/bin/ployzd.previous it puts itself back, whatever is wrong with the release in place. The daemon
     /// and what it does are stopped first. Nothing ever does this by itself, and no data is rolled back.
     Recover(Recover),
+    /// Remove Ployz from this Machine (root)
+    ///
+    /// Docker, images and named volumes stay; so do state, records, settings and accounts without --purge. What was cut
+    /// off or failed is gone on with by the same command.
+    Uninstall(Uninstall),
     /// Show an attempt to install or upgrade: by default the latest
     Attempt(Attempt),
     /// Show what runs, what is installed, and where they differ
@@ -129,6 +134,19 @@ pub(crate) struct Recover {
     #[arg(long)]
     pub(crate) yes: bool,
     /// Print one JSON object a line; the last is the outcome (does not ask: takes --yes)
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Uninstall {
+    /// Remove state, records, settings and accounts, too
+    #[arg(long)]
+    pub(crate) purge: bool,
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Print JSON (does not ask: takes --yes)
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -291,6 +309,7 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
         Verb::Install(arguments) => install::run(&host, version, &arguments),
         Verb::Upgrade(arguments) => upgrade::run(&host, &arguments),
         Verb::Recover(arguments) => recover::run(&host, version, &arguments),
+        Verb::Uninstall(arguments) => uninstall::run(&host, &arguments),
         Verb::Attempt(arguments) => attempt::run(&host, &arguments),
         Verb::Status(Json { json }) => status::run(&host, json),
         Verb::Machine(MachineVerb::Initialize { name, json }) => machine::initialize(&host, name, json),

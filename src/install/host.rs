@@ -101,6 +101,13 @@ pub(super) fn missing(host: &Host) -> Vec<String> {
     users.chain(groups.map(|name| format!("group {name}"))).collect()
 }
 
+/// Users and groups of ours that are there: `user ployz`, `group ployz`.
+pub(super) fn ours(host: &Host) -> Vec<String> {
+    let users = USERS.iter().filter(|name| host.account(name).is_some()).map(|name| format!("user {name}"));
+    let groups = GROUPS.iter().filter(|name| host.group(name).is_some()).map(|name| format!("group {name}"));
+    users.chain(groups).collect()
+}
+
 /// Gives the daemon its state directory, and readers of admission and attempts their groups. Owners and modes of what
 /// is inside are not touched.
 pub(crate) fn directories(host: &Host, admission: &Admission) -> Result<(), String> {

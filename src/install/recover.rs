@@ -17,15 +17,14 @@ use super::installed::{Installed, Inventory, on_disk};
 use super::preflight;
 use super::release::Version;
 use super::source::Settings;
-use super::units::{DEPLOY_DOOR, DEPLOY_WORKERS, SERVICE, SOCKET};
+use super::stopped::Stopped;
+use super::units::{DEPLOY_DOOR, SERVICE, SOCKET};
 use super::{Mode, Release, Request, Source, Wanted};
 use crate::durable::{sha256_file, writable_by_others};
 use crate::host::Host;
 use crate::interrupt::Interrupt;
 use crate::systemd::Systemd;
 
-/// For stopping the daemon and its workers: more than their units give them to end.
-const STOP: Duration = Duration::from_secs(75);
 /// For holders of admission that were just stopped to be gone.
 const RELEASE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(50);
@@ -135,14 +134,15 @@ pub fn recover(
         operators: Vec::new(),
         own_version,
     };
-    let stopped = Stopped::stop(&settings);
-    let admission = admit(host, stopped.failed.as_deref())?;
+    let systemd = Systemd::new(settings.deadlines.systemctl);
+    let stopped = Stopped::stop(systemd, &[SOCKET, SERVICE, DEPLOY_DOOR]);
+    let admission = admit(host, "recover", stopped.failed())?;
     let mut flow = Flow::accept(host, &settings, &request, &release, admission, interrupt, tell)?;
     if let Some(ignored) = ignored {
         flow.warn(ignored);
     }
-    if let Some(failed) = &stopped.failed {
-        flow.warn(failed.clone());
+    if let Some(failed) = stopped.failed() {
+        flow.warn(failed.to_owned());
     }
     flow.carry_out(&release)
 }
@@ -155,11 +155,11 @@ fn settings(host: &Host) -> Result<(Settings, Option<String>), Refusal> {
     })
 }
 
-/// Takes admission. What was just stopped may take a moment to be gone; nobody else is waited for.
-fn admit(host: &Host, not_stopped: Option<&str>) -> Result<Admission, Refusal> {
+/// Takes admission after the daemon was stopped. What was just stopped may take a moment to be gone; nobody else is waited for.
+pub(super) fn admit(host: &Host, kind: &str, not_stopped: Option<&str>) -> Result<Admission, Refusal> {
     let started = Instant::now();
     loop {
-        match super::admit(host, "recover") {
+        match super::admit(host, kind) {
             Err(Refusal::Busy(busy))
                 if started.elapsed() < RELEASE && busy.processes.iter().all(of_the_daemon) =>
             {
@@ -178,49 +178,4 @@ fn admit(host: &Host, not_stopped: Option<&str>) -> Result<Admission, Refusal> {
 
 fn of_the_daemon(process: &Process) -> bool {
     process.unit == SERVICE || process.unit.starts_with("ployz-deploy@")
-}
-
-/// What was stopped; opened again when this value is gone.
-struct Stopped {
-    systemd: Systemd,
-    /// What ran.
-    were_active: Vec<&'static str>,
-    /// Why not all of it could be stopped.
-    failed: Option<String>,
-}
-
-impl Stopped {
-    /// Stops the daemon, its workers and their sockets, in one call.
-    fn stop(settings: &Settings) -> Self {
-        let systemd = Systemd::new(settings.deadlines.systemctl.max(STOP));
-        let names = [SOCKET, SERVICE, DEPLOY_DOOR];
-        let shown = systemd.show(&names).unwrap_or_default();
-        let known = |unit: &crate::systemd::Unit| unit.load != "not-found" || unit.active == "active";
-        let pairs = || names.into_iter().zip(&shown);
-        let loaded = pairs().filter(|(_, unit)| known(unit)).map(|(name, _)| name);
-        let loaded: Vec<&str> = loaded.chain([DEPLOY_WORKERS]).collect();
-        let were_active = pairs().filter(|(_, unit)| matches!(unit.active.as_str(), "active" | "activating"));
-        let were_active = were_active.map(|(name, _)| name).collect();
-        let failed = systemd.stop(&loaded).err().map(|e| format!("stopping the daemon and its workers: {e}"));
-        Self { systemd, were_active, failed }
-    }
-}
-
-impl Drop for Stopped {
-    /// Starts what ran and does not now. What the recovery itself started, or saw fail, is let be.
-    fn drop(&mut self) {
-        let shown = self.systemd.show(&self.were_active).unwrap_or_default();
-        let down = self.were_active.iter().zip(&shown).filter(|(name, unit)| {
-            let socket = **name != SERVICE;
-            unit.active == "inactive" || (socket && unit.active == "failed")
-        });
-        let down: Vec<&str> = down.map(|(name, _)| *name).collect();
-        if down.is_empty() {
-            return;
-        }
-        let _ = self.systemd.reset_failed(&down);
-        if let Err(e) = self.systemd.start(&down) {
-            tracing::warn!("starting {} again: {e}", down.join(", "));
-        }
-    }
 }
