@@ -1,6 +1,7 @@
 //! The command lines: verbs, flags, screens, exit codes. The only place that prints and decides how a process ends.
 
 pub(crate) mod attempt;
+pub(crate) mod doctor;
 pub(crate) mod install;
 pub(crate) mod machine;
 pub(crate) mod operator;

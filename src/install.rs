@@ -22,6 +22,7 @@
 
 pub mod admission;
 pub mod attempt;
+pub mod doctor;
 pub mod events;
 pub mod installed;
 pub mod plan;

@@ -84,6 +84,7 @@ const HELP: &[(&str, &[&str])] = &[
     ("ployzd-fetch", &["fetch"]),
     ("ployzd-upgrade", &["upgrade"]),
     ("ployzd-recover", &["recover"]),
+    ("ployzd-doctor", &["doctor"]),
     ("ployzd-uninstall", &["uninstall"]),
     ("ployzd-attempt", &["attempt"]),
     ("ployzd-service", &["service"]),

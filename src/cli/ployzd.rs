@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::output::{self, error};
-use super::{Exit, attempt, install, machine, recover, service, status, uninstall, upgrade, worker};
+use super::{Exit, attempt, doctor, install, machine, recover, service, status, uninstall, upgrade, worker};
 use crate::host::Host;
 use crate::install::preflight::About;
 use crate::install::release::{Channel, Version};
@@ -51,6 +51,8 @@ enum Verb {
     Attempt(Attempt),
     /// Show what runs, what is installed, and where they differ
     Status(Json),
+    /// Check this Machine, and say what to type where something is wrong; changes nothing
+    Doctor(Json),
     /// Initialize or reset this Machine
     #[command(subcommand)]
     Machine(MachineVerb),
@@ -312,6 +314,7 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
         Verb::Uninstall(arguments) => uninstall::run(&host, &arguments),
         Verb::Attempt(arguments) => attempt::run(&host, &arguments),
         Verb::Status(Json { json }) => status::run(&host, json),
+        Verb::Doctor(Json { json }) => doctor::run(&host, json),
         Verb::Machine(MachineVerb::Initialize { name, json }) => machine::initialize(&host, name, json),
         Verb::Machine(MachineVerb::Reset { yes, json }) => machine::reset(&host, yes, json),
         Verb::Service(ServiceVerb::Deploy(arguments)) => service::deploy(&host, &arguments),

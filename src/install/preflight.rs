@@ -110,7 +110,7 @@ fn nearest(dir: &Path) -> Option<&Path> {
     dir.ancestors().find(|path| path.exists())
 }
 
-fn filesystem_problems(dir: &Path, bytes: u64) -> Vec<Problem> {
+pub(super) fn filesystem_problems(dir: &Path, bytes: u64) -> Vec<Problem> {
     let Some(existing) = nearest(dir) else { return Vec::new() };
     let shown = existing.display();
     let stat = match statvfs(existing) {
@@ -147,7 +147,7 @@ fn is_read_only(dir: &Path) -> bool {
 
 /// What root is about to trust, others must not be able to change. Groups are the administrator's affair (`staff` on
 /// Debian's `/usr/local`).
-fn owner_problems(host: &Host) -> Vec<Problem> {
+pub(super) fn owner_problems(host: &Host) -> Vec<Problem> {
     let (settings, state) = (host.settings(), host.install_state());
     let settings_dir = settings.parent().map(Path::to_owned);
     let ours = [
@@ -167,7 +167,7 @@ fn owner_problems(host: &Host) -> Vec<Problem> {
 }
 
 /// Units and what they start must be there when systemd looks for them at boot, before other filesystems are mounted.
-fn boot_problem(host: &Host, dir: &Path) -> Option<Problem> {
+pub(super) fn boot_problem(host: &Host, dir: &Path) -> Option<Problem> {
     use std::os::unix::fs::MetadataExt;
     let device = |path: &Path| std::fs::metadata(path).map(|meta| meta.dev()).ok();
     let existing = nearest(dir)?;

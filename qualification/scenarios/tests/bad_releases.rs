@@ -175,14 +175,15 @@ fn a_release_is_put_back_whatever_is_wrong_with_the_machine() {
         machine.run_as("alice", "/usr/local/bin/ployzd.previous recover --yes").expect(77).says(&["sudo"]);
     before.assert_same(&machine.watch());
     // Another has admission: named, and what was stopped runs again.
-    let holder = "exec 9<>/var/lib/ployz-install/admission.lock; exec python3 -c 'import fcntl,os,struct,time; \
-        fcntl.fcntl(9, 37, struct.pack(\"hhqqi\", fcntl.F_WRLCK, 0, 0, 1, 0)); time.sleep(100)'";
-    let held = machine.start_run(&format!("bash -c {}", quoted(holder)));
+    let holder = "import fcntl, struct, time\nf = open('/var/lib/ployz-install/admission.lock', 'r+')\n\
+        fcntl.fcntl(f, 37, struct.pack('hhqqi', fcntl.F_WRLCK, 0, 0, 1, 0))\ntime.sleep(100)\n";
+    machine.write("/root/hold.py", holder);
+    let held = machine.start_run("exec python3 /root/hold.py");
     machine.until("it is held", |machine| machine.run(&format!("{PLOYZD} install --docker none")).code == 3);
     let _ = machine.run(RECOVER).expect(3).says(&["admission is held by pid", "python3"]);
     machine.assert_runs("1.5.0", &good.sha256);
     drop(held);
-    machine.run("pkill -f '[f]cntl.F_WRLCK'; true").ok();
+    machine.run("pkill -f '[h]old.py'; true").ok();
 
     let newest = "/var/lib/ployz-install/attempts/$(ls -t /var/lib/ployz-install/attempts | head -1)";
     for (what, broken) in [
@@ -226,8 +227,4 @@ fn a_release_is_put_back_whatever_is_wrong_with_the_machine() {
             machine.install(if version == "1.5.0" { &good } else { &old }).ok();
         }
     }
-}
-
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
 }
