@@ -227,6 +227,7 @@ fn whoever_else_is_at_work_on_the_machine_the_outcome_is_what_can_be_seen() {
         let ran = machine.run(row.command);
         assert_eq!(ran.code, 0, "{}: {}", row.what, ran.shown());
         server.obey();
+        machine.until("its record is there", |machine| machine.attempts().contains(&id));
         let record = machine.outcome_of(&id);
         assert_true(&machine, row, &record, &old, &new);
         let outcome = record["outcome"].as_object().and_then(|o| o.iter().next()).unwrap();
@@ -283,7 +284,10 @@ fn a_disk_that_others_fill_is_named_and_never_ends_in_half_a_release() {
     });
     let told = machine.run(&format!("journalctl _UID=0 PLOYZ_ATTEMPT={id} -o cat")).expect(0);
     note(&format!("full while it comes: {}", told.text().lines().last().unwrap_or_default()));
-    machine.assert_runs("1.4.0", &old.sha256);
+    assert_eq!(
+        (machine.api()["version"].clone(), machine.sha256(PLOYZD)),
+        (json!("1.4.0"), old.sha256.clone())
+    );
     let seen = machine.told(&id);
     assert_ne!(seen["record"]["outcome"]["succeeded"]["version"], "1.5.0", "{seen}");
     assert_ne!(seen["state"], "running", "{seen}");
@@ -299,7 +303,10 @@ fn a_disk_that_others_fill_is_named_and_never_ends_in_half_a_release() {
     machine.until("its worker is gone", |machine| {
         machine.run("systemctl list-units --all --no-legend 'ployz-upgrade@*'").text().is_empty()
     });
-    machine.assert_runs("1.5.0", &new.sha256);
+    assert_eq!(
+        (machine.api()["version"].clone(), machine.sha256(PLOYZD)),
+        (json!("1.5.0"), new.sha256.clone())
+    );
     let seen = machine.told(&id);
     note(&format!("full while it is watched: {} {}", seen["state"], seen["record"]["installation"]));
     assert_eq!(seen["record"]["installation"], "replaced", "{seen}");

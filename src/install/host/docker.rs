@@ -408,3 +408,123 @@ fn in_the_network(host: &Host, systemd: Option<Systemd>) -> Vec<String> {
     }
     notes
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A host of a distribution whose package managers only write down what they are asked. `has` says whether its
+    /// sources have Docker's own packages.
+    fn recorded(os_release: &str, has: bool) -> (tempfile::TempDir, Host) {
+        let root = tempfile::tempdir().unwrap();
+        let host = Host::under(root.path(), Path::new("/nonexistent"));
+        for dir in ["etc", "usr/bin", "var/lib/dpkg", "var/lib/pacman"] {
+            std::fs::create_dir_all(root.path().join(dir)).unwrap();
+        }
+        std::fs::write(root.path().join("etc/os-release"), os_release).unwrap();
+        let log = root.path().join("log");
+        for tool in ["apt-get", "apt-cache", "dpkg", "dnf", "yum", "pacman", "zypper"] {
+            let path = root.path().join("usr/bin").join(tool);
+            let candidate = if has { "1.0" } else { "(none)" };
+            let text = format!(
+                "#!/bin/sh\nset -e\ncase $* in\n'policy '*) echo '  Candidate: {candidate}'; exit 0 ;;\n\
+                 *' info '*) exit {} ;;\n--audit) exit 0 ;;\nesac\nprintf '%s\\n' \"{tool} $*\" >>{}\n",
+                u8::from(!has),
+                log.display()
+            );
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        (root, host)
+    }
+
+    fn installed(os_release: &str, has: bool) -> (Result<String, String>, String) {
+        let (root, host) = recorded(os_release, has);
+        let (settings, interrupt) = (Settings::defaults().unwrap(), Interrupt::never().unwrap());
+        let asked = Asked {
+            host: &host,
+            settings: &settings,
+            systemd: None,
+            choice: Choice::Auto,
+            installs: true,
+            interrupt: &interrupt,
+        };
+        let from = packages(&asked, distribution::find(&host).unwrap(), &mut |_| ());
+        let left = ["etc/apt", "etc/yum.repos.d", "etc/pki"].map(|dir| root.path().join(dir).exists());
+        assert_eq!(left, [false; 3], "a source list was left");
+        (from, std::fs::read_to_string(root.path().join("log")).unwrap_or_default())
+    }
+
+    #[test]
+    fn each_package_manager_is_asked_for_what_its_distribution_has() {
+        let apt = "apt-get -o DPkg::Lock::Timeout=300 -q";
+        for (os_release, expected) in [
+            (
+                "ID=ubuntu\nVERSION_ID=24.04\n",
+                format!(
+                    "{apt} update\n{apt} -y -o Dpkg::Options::=--force-confold --no-install-recommends install docker.io\n"
+                ),
+            ),
+            (
+                "ID=fedora\nVERSION_ID=44\n",
+                "dnf -y --setopt=install_weak_deps=False install moby-engine docker-cli\n".into(),
+            ),
+            ("ID=arch\n", "pacman --noconfirm --needed -S docker\n".into()),
+            ("ID=opensuse-tumbleweed\n", "zypper --non-interactive install --no-recommends docker\n".into()),
+            ("ID=amzn\nVERSION_ID=2023\n", "dnf -y --setopt=install_weak_deps=False install docker\n".into()),
+            ("ID=amzn\nVERSION_ID=2\n", "yum -y install docker\n".into()),
+        ] {
+            let (from, log) = installed(os_release, false);
+            assert!(from.unwrap().contains("the distribution's"), "{os_release}");
+            assert_eq!(log, expected, "{os_release}");
+        }
+        // Docker's own, where a source for it is configured already.
+        let (from, log) = installed("ID=fedora\nVERSION_ID=44\n", true);
+        assert!(from.unwrap().contains("configured already"));
+        assert!(log.ends_with("install docker-ce docker-ce-cli containerd.io\n"), "{log}");
+        // Where the distribution's are too old and Docker's own are not to be had, nothing is installed.
+        let (from, log) = installed("ID=debian\nVERSION_ID=12\n", false);
+        assert!(from.unwrap_err().contains("too old"));
+        assert_eq!(log, format!("{apt} update\n"));
+    }
+
+    #[test]
+    fn what_can_not_be_installed_is_refused_before_anything_is_run() {
+        let (root, host) = recorded("ID=slackware\nVERSION_ID=15\n", false);
+        let said = |host: &Host| {
+            let problems = problems(host, None, Choice::Auto);
+            problems.into_iter().map(|problem| problem.what).collect::<Vec<_>>().join("; ")
+        };
+        assert!(said(&host).contains("slackware 15"), "{}", said(&host));
+        std::fs::write(root.path().join("etc/os-release"), "ID=arch\n").unwrap();
+        assert_eq!(said(&host), "");
+        std::fs::remove_file(root.path().join("usr/bin/pacman")).unwrap();
+        assert!(said(&host).contains("no pacman"), "{}", said(&host));
+        assert!(problems(&host, None, Choice::None).is_empty());
+        assert!(!root.path().join("log").exists(), "something was run");
+    }
+
+    #[test]
+    fn another_package_manager_is_waited_for_and_named() {
+        let (root, host) = recorded("ID=arch\n", false);
+        std::fs::write(root.path().join("var/lib/pacman/db.lck"), "").unwrap();
+        let interrupt = Interrupt::never().unwrap();
+        let mut told = Vec::new();
+        let mut tell = |text: &str| told.push(text.to_owned());
+        let deadline = Duration::from_secs(1);
+        let mut packages = Packages {
+            host: &host,
+            manager: Manager::Pacman,
+            deadline,
+            interrupt: &interrupt,
+            tell: &mut tell,
+        };
+        let error = packages.install(&["docker"]).unwrap_err();
+        assert!(error.contains("db.lck") && error.contains("nothing was ended"), "{error}");
+        assert!(told[0].starts_with("waiting for a package manager"), "{told:?}");
+        assert!(!root.path().join("log").exists(), "it was run all the same");
+    }
+}
