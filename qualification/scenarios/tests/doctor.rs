@@ -17,7 +17,7 @@ const TREE: &str = "find /usr/local /etc /var/lib/ployz /var/lib/ployz-install /
 
 fn check(machine: &Machine, name: &str) -> Value {
     let run = machine.run(&format!("{DOCTOR} --json"));
-    let all = run.last();
+    let all = run.json();
     let checks = all["checks"].as_array().unwrap_or_else(|| panic!("{}", run.shown()));
     checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no {name}")).clone()
 }
@@ -142,7 +142,7 @@ fn each_check_is_clean_on_a_healthy_machine_and_fails_for_what_it_looks_at() {
     let clean = machine.run(DOCTOR).expect(0);
     note(&format!("the doctor of a healthy Machine:\n{}", clean.stdout));
     assert_eq!(clean.stdout.lines().count(), 17, "{}", clean.shown());
-    let json = machine.run(&format!("{DOCTOR} --json")).expect(0).last();
+    let json = machine.run(&format!("{DOCTOR} --json")).expect(0).json();
     assert!(json["checks"].as_array().unwrap().iter().all(|check| check["state"] == "ok"), "{json}");
     // Who is no root sees less, says so, and sends nobody to mend what is whole.
     for user in ["alice", "carol"] {
