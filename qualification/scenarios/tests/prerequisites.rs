@@ -78,6 +78,7 @@ fn software_only_with_docker_gives_the_deploy_worker_its_group_and_the_daemon_no
 #[test]
 fn docker_is_used_as_it_is_there_and_named_when_it_is_not() {
     let machine = Machine::named("docker-there").image(Image::TrixieDocker).boot();
+    machine.start_docker();
     let before =
         machine.run("systemctl show -p MainPID,NRestarts docker.service; md5sum /etc/docker/*").stdout;
     let run = machine.run(&installer(&machine)).expect(0);
@@ -88,8 +89,12 @@ fn docker_is_used_as_it_is_there_and_named_when_it_is_not() {
     assert_eq!(before, after, "Docker was touched");
 
     let without = Machine::named("docker-not-there").boot();
-    let run = without.run(&installer(&without)).expect(0);
-    assert!(run.record()["warnings"].to_string().contains("no Docker"), "{}", run.shown());
+    // Where it is to be had nowhere, that is the failure, and nothing is in place.
+    let run = without.run_within(120, &installer(&without)).expect(4);
+    let failed = run.outcome()["failed"].clone();
+    assert_eq!(failed["stage"], "preparing", "{}", run.shown());
+    assert!(failed["error"].to_string().contains("apt-get"), "{failed}");
+    assert_eq!(without.run("ls -A /usr/local/bin /etc/docker").text(), "/etc/docker:\n\n/usr/local/bin:");
 }
 
 fn the_deploy_worker_alone_may_use_docker(machine: &Machine) {
