@@ -87,8 +87,14 @@ fn every_line_says_where_it_is_shown_and_what_that_does_not_show() {
         let of_file = |file: &str| match file {
             _ if file.starts_with("src/") || file.starts_with("tests/install/") => "1",
             _ if file.starts_with("tests/") => "2",
+            // Power that is really cut; real Docker and what it serves.
             "qualification/scenarios/tests/power_loss.rs"
-            | "qualification/scenarios/tests/worker_power.rs" => "4",
+            | "qualification/scenarios/tests/worker_power.rs"
+            | "qualification/scenarios/tests/bad_releases.rs"
+            | "qualification/scenarios/tests/deploy_door.rs"
+            | "qualification/scenarios/tests/docker_prepared.rs"
+            | "qualification/scenarios/tests/services.rs"
+            | "qualification/scenarios/tests/uninstall.rs" => "4",
             _ if file.starts_with("qualification/scenarios/tests/") => "3",
             _ => panic!("{id}: {file} is on no rung"),
         };
