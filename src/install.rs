@@ -297,6 +297,9 @@ fn admit_as(host: &Host, kind: &str, id: &str) -> Result<Admission, Refusal> {
     match Admission::try_take(host, holder) {
         Ok(admission) => Ok(admission),
         Err(AdmissionError::Busy(busy)) => Err(Refusal::Busy(busy)),
-        Err(e) => Err(Refusal::one(e.to_string(), "look at the directory: ls -la /var/lib/ployz-install")),
+        Err(e) => Err(Refusal::one(
+            e.to_string(),
+            "look at the directory and its filesystem: ls -la /var/lib/ployz-install; df -h /var/lib/ployz-install",
+        )),
     }
 }
