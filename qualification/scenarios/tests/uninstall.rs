@@ -18,8 +18,8 @@ const FIND: &str = "find / -xdev \\( -path /proc -o -path /sys -o -path /var/lib
     getent passwd | cut -d: -f1 | grep ployz; getent group | cut -d: -f1 | grep ployz; \
     systemctl list-units --all --plain --no-legend 'ployz*' | cut -d' ' -f1; true";
 /// What is somebody else's.
-const OTHERS: &str = "docker ps -a --no-trunc --format '{{.ID}} {{.Names}} {{.State}}' | grep -v ployz-; docker images -q; docker volume ls -q; \
-    docker network ls -q; cat /etc/docker/daemon.json; ls -la /srv";
+const OTHERS: &str = "docker ps -a --no-trunc --format '{{.ID}} {{.Names}} {{.State}}' | grep -v ployz-; docker images -q | sort; docker volume ls -q | sort; \
+    docker network ls -q | sort; cat /etc/docker/daemon.json; ls -la /srv";
 
 fn whole(name: &str) -> Machine {
     let machine = Machine::named(name).image(Image::TrixieDocker).boot();
