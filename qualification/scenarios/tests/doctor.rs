@@ -32,9 +32,9 @@ const BROKEN: [(&str, &str, &str, &str); 22] = [
     ),
     (
         "filesystems",
-        "mount --bind /usr/local/bin /usr/local/bin && mount -o remount,bind,noexec /usr/local/bin",
+        "mount --bind /usr/local/lib /usr/local/lib && mount -o remount,bind,noexec /usr/local/lib",
         "noexec",
-        "umount /usr/local/bin",
+        "umount /usr/local/lib",
     ),
     (
         "settings",
