@@ -12,11 +12,13 @@ use crate::host::Host;
 use crate::http::{AskError, ask_blocking};
 
 const DEADLINE: Duration = Duration::from_secs(15);
+/// For a reset, which stops containers.
+const RESET: Duration = Duration::from_secs(600);
 
 /// Gives the Machine an identity.
 pub(crate) fn initialize(host: &Host, name: Option<String>, json: bool) -> Exit {
     let body = name.map_or_else(|| json!({}), |name| json!({"name": name}));
-    post(host, "/v1/machine/initialize", &body, json, |machine| {
+    post(host, "/v1/machine/initialize", &body, DEADLINE, json, |machine| {
         format!("initialized as {} ({})", text(machine, "name"), text(machine, "id"))
     })
 }
@@ -25,13 +27,13 @@ pub(crate) fn initialize(host: &Host, name: Option<String>, json: bool) -> Exit 
 pub(crate) fn reset(host: &Host, yes: bool, json: bool) -> Exit {
     if !yes && !confirmed() {
         error(
-            "resetting removes this Machine's identity; nothing was changed",
+            "resetting removes this Machine's identity and services; nothing was changed",
             Some("to go on: ployzd machine reset --yes"),
         );
         return Exit::Unchanged;
     }
-    post(host, "/v1/machine/reset", &json!({}), json, |_| {
-        "reset: this Machine has no identity now".to_owned()
+    post(host, "/v1/machine/reset", &json!({}), RESET, json, |_| {
+        "reset: this Machine has no identity and no services now".to_owned()
     })
 }
 
@@ -39,7 +41,8 @@ fn confirmed() -> bool {
     if !io::stdin().is_terminal() {
         return false;
     }
-    let _ = output::stderr().line("This removes the Machine's identity. Type yes to go on:");
+    let _ = output::stderr()
+        .line("This removes the Machine's identity and its services; volumes stay. Type yes to go on:");
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);
     read.is_ok() && answer.trim() == "yes"
@@ -49,8 +52,15 @@ fn text<'a>(machine: &'a Value, field: &str) -> &'a str {
     machine.get(field).and_then(Value::as_str).unwrap_or("unknown")
 }
 
-fn post(host: &Host, uri: &str, body: &Value, json: bool, say: impl Fn(&Value) -> String) -> Exit {
-    let (status, answer) = match ask_blocking(&host.api(), Method::POST, uri, Some(body), DEADLINE) {
+fn post(
+    host: &Host,
+    uri: &str,
+    body: &Value,
+    deadline: Duration,
+    json: bool,
+    say: impl Fn(&Value) -> String,
+) -> Exit {
+    let (status, answer) = match ask_blocking(&host.api(), Method::POST, uri, Some(body), deadline) {
         Ok(answer) => answer,
         Err(e) => return unreachable(&e),
     };

@@ -273,7 +273,7 @@ enum MachineVerb {
         #[arg(long)]
         json: bool,
     },
-    /// Remove this Machine's identity (root)
+    /// Remove this Machine's identity and its services; volumes stay (root)
     Reset {
         /// Do not ask
         #[arg(long)]

@@ -50,7 +50,16 @@ fn show(out: &mut Output<std::io::Stdout>, status: &Status) -> std::io::Result<(
             api.get(field).and_then(|v| v.get("state")).and_then(Value::as_str).unwrap_or("unknown")
         };
         let paired = api.get("cloud").and_then(|cloud| cloud.get("paired")).and_then(Value::as_bool);
-        out.field("docker", state("docker"))?;
+        let docker = api.get("docker");
+        let version = docker.and_then(|docker| docker.get("version")).and_then(Value::as_str);
+        let running = docker.and_then(|docker| docker.get("running")).and_then(Value::as_u64);
+        out.field(
+            "docker",
+            match (version, running) {
+                (Some(version), Some(running)) => format!("{version}  {running} containers"),
+                _ => state("docker").to_owned(),
+            },
+        )?;
         out.field("cloud", if paired == Some(true) { "paired" } else { "not paired" })?;
     }
     for finding in &status.findings {

@@ -418,6 +418,15 @@ async fn reset(
 ) -> Result<Json<Value>, Problem> {
     let Reset {} = read(&body)?;
     let admission = machine.admit("resetting this Machine")?;
+    // In a task of its own: it goes on when this request's client is gone.
+    let resetting = tokio::spawn(reset_under(Arc::clone(&machine), admission));
+    resetting.await.unwrap_or_else(|e| Err(Problem::failed("resetting", &e)))?;
+    Ok(Json(machine.show()))
+}
+
+async fn reset_under(machine: Arc<Machine>, admission: Mutating) -> Result<(), Problem> {
+    // First, so that what can't be removed is said while nothing is changed.
+    services::remove_all(&machine).await?;
     let found = identity::read(&machine.host);
     identity::begin_reset(&machine.host, &found, &admission.held)
         .map_err(|e| Problem::failed("beginning the reset", &e))?;
@@ -426,6 +435,5 @@ async fn reset(
         .map_err(|e| Problem::failed("finishing the reset", &e))?;
     *machine.identity() = State::Absent;
     tracing::info!("reset");
-    drop(admission);
-    Ok(Json(machine.show()))
+    Ok(())
 }

@@ -186,6 +186,34 @@ pub(super) async fn remove(
     change(&machine, &headers, Asked::Remove(Named { name }), &what).await
 }
 
+/// Removes every service, under the admission of who asks for that. A Machine without Docker has none.
+pub(super) async fn remove_all(machine: &Arc<Machine>) -> Result<(), Problem> {
+    let door = machine.host().deploy_door();
+    if !door.exists() {
+        return Ok(());
+    }
+    let ask = |asked: Asked| {
+        let door = door.clone();
+        async move {
+            match door::ask(&door, &asked, SILENT, &mut |_| ()).await {
+                Ok(Said::Done(done)) => Ok(done),
+                Ok(other) => Err(problem(other)),
+                Err(e) => Err(unreachable(&e)),
+            }
+        }
+    };
+    if ask(Asked::Info(Nothing {})).await?["docker"]["state"] == "absent" {
+        return Ok(());
+    }
+    let found = ask(Asked::List(Nothing {})).await?;
+    let names = found["services"].as_array().into_iter().flatten().filter_map(|s| s["name"].as_str());
+    for name in names.map(str::to_owned) {
+        ask(Asked::Remove(Named { name })).await?;
+    }
+    machine.services.seen().old = true;
+    Ok(())
+}
+
 /// Has something changed under admission, in a task of its own: it goes on when this request's client is gone.
 async fn change(
     machine: &Arc<Machine>,

@@ -52,7 +52,7 @@ mod upgrades;
 pub mod vm;
 
 pub use client::{Client, Heard};
-pub use docker::{Served, Traffic};
+pub use docker::{Registry, Served, Traffic};
 pub use lab::{note, repository, scratch};
 pub use look::{Facts, Watched};
 pub use machine::{Background, Image, Machine, Plan};

@@ -96,6 +96,7 @@ fn a_service_is_deployed_replaced_and_removed_and_what_does_not_work_leaves_what
     let health =
         "healthy --image web:1 --health-command 'busybox wget -q -O - 127.0.0.1:8080' --health-interval 1";
     deploy(&machine, health).ok();
+    machine.run(&format!("{PLOYZD} machine initialize --name m")).ok();
     let listed = machine.run(&format!("{PLOYZD} service list")).expect(0);
     let _ = listed.says(&["healthy", "web", "8080→8080/tcp", "web:2"]);
     let status = machine.api();
@@ -109,6 +110,17 @@ fn a_service_is_deployed_replaced_and_removed_and_what_does_not_work_leaves_what
     assert_eq!(machine.containers("web"), Vec::<String>::new());
     assert_eq!(machine.run("docker volume ls -q").text(), "data");
     let _ = machine.run(&format!("{PLOYZD} service remove web")).expect(4).says(&["there is no service web"]);
+    // A reset takes the services with it, or says why it can't and changes nothing.
+    machine.run("systemctl stop docker.socket docker.service").ok();
+    let refused = machine.run(&format!("{PLOYZD} machine reset --yes"));
+    assert!(refused.code != 0 && machine.api()["name"] == "m", "{}", refused.shown());
+    machine.run("systemctl start docker.service").ok();
+    machine.run_within(60, &format!("{PLOYZD} machine reset --yes")).ok();
+    assert_eq!(
+        (machine.api()["phase"].clone(), machine.containers("healthy")),
+        (json!("uninitialized"), vec![])
+    );
+    assert_eq!(machine.run("docker volume ls -q").text(), "data");
     machine.assert_healthy();
 }
 
