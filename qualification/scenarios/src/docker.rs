@@ -12,7 +12,7 @@ use crate::machine::Machine;
 
 /// As an installation writes it.
 const CONFIGURATION: &str = r#"{"live-restore": true, "features": {"containerd-snapshotter": true},
-    "log-driver": "json-file", "insecure-registries": ["10.77.0.0/24"]}"#;
+    "log-driver": "json-file", "insecure-registries": ["10.77.0.1:5000", "10.77.0.1:5001", "10.77.0.1:5002"]}"#;
 
 /// Images: `web:1` and `web:2` serve a page that names them, `exits:1` says a word and ends with 3.
 const IMAGES: &str = r#"set -e

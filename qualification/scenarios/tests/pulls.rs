@@ -42,15 +42,16 @@ fn a_pull_shows_how_far_it_is_goes_on_without_its_asker_and_is_named_when_it_fai
     let deploy = deploy(&registry);
     machine.run(&format!("{PLOYZD} service deploy web --image web:1 --publish 8080:8080")).ok();
     let page = |machine: &Machine| machine.run("curl -sS -m 5 http://127.0.0.1:8080/").text().to_owned();
-    let fails = |machine: &Machine, what: &str| {
+    let fails = |machine: &Machine, what: &str, words: &str| {
         let run = machine.run_within(120, &format!("{PLOYZD} {deploy}")).expect(4);
-        let _ = run.says(&["can't be pulled", "Now: nothing of the service was changed", "docker pull"]);
+        let _ =
+            run.says(&["can't be pulled", words, "Now: nothing of the service was changed", "docker pull"]);
         assert_eq!(page(machine), "page 1", "{what}");
         assert_eq!(machine.containers("web"), ["ployz-web running"], "{what}");
     };
     mode(&machine, &registry, "break");
-    fails(&machine, "it breaks");
-    registry.away(|| fails(&machine, "it is away"));
+    fails(&machine, "it breaks", "unexpected EOF");
+    registry.away(|| fails(&machine, "it is away", "connection refused"));
     let missing =
         machine.run(&format!("{PLOYZD} service deploy web --image 10.77.0.1:9/nothing:1")).expect(4);
     let _ = missing.says(&["can't be pulled", "10.77.0.1:9/nothing:1"]);
