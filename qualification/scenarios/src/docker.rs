@@ -80,6 +80,12 @@ manifest = json.dumps({"schemaVersion": 2, "mediaType": kind,
 blobs = {digest(config): config, digest(packed): packed}
 class Registry(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    def handle(self):
+        # Docker tries TLS first, and goes on without where the answer is plain HTTP.
+        if self.connection.recv(1, 2) == b"\x16":
+            self.wfile.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+            return
+        super().handle()
     def answer(self, data, kind, body=True):
         self.send_response(200)
         self.send_header("Content-Type", kind)
