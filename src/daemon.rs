@@ -192,14 +192,16 @@ async fn after_ready(machine: Arc<Machine>) {
     if let Ok(Ok(digest)) = digest {
         machine.set_digest(digest);
     }
-    services::after_ready(&machine).await;
-    while machine.resetting() {
-        match machine.finish_reset() {
-            Ok(()) => tracing::info!("a reset that was cut off is finished"),
-            Err(e) => {
-                tracing::debug!("finishing a reset: {e}");
-                tokio::time::sleep(RESET_AGAIN).await;
+    let reset = async {
+        while machine.resetting() {
+            match machine.finish_reset() {
+                Ok(()) => tracing::info!("a reset that was cut off is finished"),
+                Err(e) => {
+                    tracing::debug!("finishing a reset: {e}");
+                    tokio::time::sleep(RESET_AGAIN).await;
+                }
             }
         }
-    }
+    };
+    tokio::join!(reset, services::after_ready(&machine));
 }

@@ -389,7 +389,7 @@ fn outcome_without_record(
 fn busy_lines(busy: &Busy) -> Vec<(String, String)> {
     let help = match busy.observed {
         Observed::Mutating { .. } => {
-            "wait for it; if it never ends: systemctl stop ployz.socket ployz.service"
+            "wait for it; if it never ends: systemctl stop ployz.socket ployz.service ployz-deploy.socket 'ployz-deploy@*.service'"
         }
         _ => "wait for it, then look at: ployzd status",
     };

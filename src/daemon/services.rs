@@ -29,7 +29,7 @@ const SILENT: Duration = Duration::from_secs(20 * 60);
 const LOOKING: usize = 2;
 const PLACE: Duration = Duration::from_secs(20);
 /// How old what is known of Docker may be before it is looked at again.
-const FRESH: Duration = Duration::from_secs(10);
+const FRESH: Duration = Duration::from_secs(30);
 /// Between two tries to have a Deploy that was cut off ended, and how many there are: Docker may still be starting.
 const SETTLE_AGAIN: Duration = Duration::from_secs(5);
 const SETTLE_TRIES: u32 = 60;
