@@ -13,7 +13,7 @@ use serde_json::Value;
 const DOCTOR: &str = "/usr/local/bin/ployzd doctor";
 /// Everything that a look must leave as it is.
 const TREE: &str = "find /usr/local/bin /usr/local/lib /etc /var/lib/ployz /var/lib/ployz-install /run/ployz /run/systemd/transient -printf '%p %i %s %C@ %u:%g %m\\n' \
-    2>/dev/null | sort; systemctl list-units --all --plain --no-legend 'ployz*' | awk '{print $1, $3, $4}'";
+    2>/dev/null | sort; systemctl list-units --all --plain --no-legend 'ployz*' | grep -v '^ployz-deploy@' | awk '{print $1, $3, $4}'";
 
 fn check(machine: &Machine, name: &str) -> Value {
     let run = machine.run(&format!("{DOCTOR} --json"));

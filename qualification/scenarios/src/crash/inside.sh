@@ -48,7 +48,9 @@ look() {
     status=$(bin/ployzd status --json 2>&1)
     line code $?
     line status "$status"
-    line units "$(systemctl list-units --all --plain --no-legend 'ployz*' | awk '{ printf "%s %s ", $1, $3 }')"
+    # but for workers by which a daemon looks at Docker, which come and go
+    line units "$(systemctl list-units --all --plain --no-legend 'ployz*' |
+        awk '$1 !~ /^ployz-deploy@/ { printf "%s %s ", $1, $3 }')"
     left
 }
 
