@@ -11,11 +11,13 @@
 //! | [`template`] | from a specification to what Docker is asked to make |
 //! | [`state`] | who deploys now, which engine holds the services, a replacement that is not finished |
 //! | [`engine`] | our containers, volumes and ports in Docker: found, told from others' |
+//! | [`pull`] | an image that is pulled: how far it is, and whether anything still comes |
 //! | [`replace`] | a Deploy: everything is there before the old container stops, and it serves again when the new one does not |
 //! | [`worker`] | one connection of the door, served |
 
 pub(crate) mod door;
 mod engine;
+mod pull;
 mod replace;
 pub(crate) mod spec;
 mod state;

@@ -91,7 +91,10 @@ impl Described {
             return Ok(Err(read(&mut file)));
         }
         file.set_len(0)?;
-        file.write_all(serde_json::to_string(doing).map_err(io::Error::other)?.as_bytes())?;
+        // On a full disk it is held without a description: what is done may be what makes room.
+        if let Err(e) = file.write_all(serde_json::to_string(doing).map_err(io::Error::other)?.as_bytes()) {
+            tracing::warn!("saying in {path:?} what is done: {e}");
+        }
         Ok(Ok(Self { _file: file }))
     }
 }

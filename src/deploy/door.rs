@@ -67,7 +67,7 @@ pub(crate) enum Said {
 /// How far a Deploy is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Progress {
-    /// `pulling`, `creating`, `stopping`, `starting`, `watching`, `finishing`, `restoring`.
+    /// `pulling`, `unpacking`, `creating`, `stopping`, `starting`, `watching`, `finishing`, `restoring`.
     pub(crate) stage: String,
     /// What is worth knowing of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -165,7 +165,7 @@ pub(super) async fn port_in_use(
     old: Option<&Container>,
 ) -> Result<Option<String>, Failed> {
     let all = docker.get("/containers/json").await?;
-    let mut own: Vec<(u16, Protocol)> = Vec::new();
+    let mut own: Vec<(u16, Protocol, Option<IpAddr>)> = Vec::new();
     for shown in all.as_array().into_iter().flatten() {
         let is_old = old.is_some_and(|old| shown["Id"].as_str() == Some(&old.id));
         for published in shown["Ports"].as_array().into_iter().flatten() {
@@ -176,11 +176,11 @@ pub(super) async fn port_in_use(
                 _ => continue,
             };
             let Some(number) = number else { continue };
+            let address = published["IP"].as_str().and_then(|text| text.parse().ok());
             if is_old {
-                own.push((number, protocol));
+                own.push((number, protocol, address));
                 continue;
             }
-            let address = published["IP"].as_str().and_then(|text| text.parse().ok());
             let wanted = |port: &&Port| {
                 port.host == number && port.protocol == protocol && overlap(port.address, address)
             };
@@ -194,9 +194,10 @@ pub(super) async fn port_in_use(
             }
         }
     }
-    let others = spec.ports.iter().filter(|port| !own.contains(&(port.host, port.protocol)));
-    for port in others {
-        if let Some(uid) = listener(port) {
+    for port in &spec.ports {
+        // Where the old container is published Docker itself listens.
+        let is_own = |address| own.contains(&(port.host, port.protocol, address));
+        if let Some(uid) = listener(port, &is_own) {
             let (number, protocol) = (port.host, port.protocol.name());
             return Ok(Some(format!("port {number}/{protocol} is held by a process of uid {uid}")));
         }
@@ -210,20 +211,20 @@ fn overlap(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
     all(one) || all(other) || one == other
 }
 
-/// The user of a socket of this host that has a port.
-fn listener(port: &Port) -> Option<String> {
+/// The user of a socket of this host that has a port, at an address that is not the old container's own.
+fn listener(port: &Port, is_own: &dyn Fn(Option<IpAddr>) -> bool) -> Option<String> {
     let files = match port.protocol {
         Protocol::Tcp => ["/proc/self/net/tcp", "/proc/self/net/tcp6"],
         Protocol::Udp => ["/proc/self/net/udp", "/proc/self/net/udp6"],
     };
     files.into_iter().find_map(|file| {
         let text = std::fs::read_to_string(file).unwrap_or_default();
-        text.lines().skip(1).find_map(|line| in_table(line, port))
+        text.lines().skip(1).find_map(|line| in_table(line, port, is_own))
     })
 }
 
 /// The uid of a line of `/proc/net/tcp`, where that is a socket which has this port (proc(5)).
-fn in_table(line: &str, port: &Port) -> Option<String> {
+fn in_table(line: &str, port: &Port, is_own: &dyn Fn(Option<IpAddr>) -> bool) -> Option<String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let (address, number) = words.get(1)?.split_once(':')?;
     // 0A: it listens; 07: a datagram socket that has a port.
@@ -231,7 +232,8 @@ fn in_table(line: &str, port: &Port) -> Option<String> {
     if u16::from_str_radix(number, 16) != Ok(port.host) || words.get(3) != Some(&state) {
         return None;
     }
-    overlap(port.address, address_in_table(address)).then(|| words.get(7).unwrap_or(&"?").to_string())
+    let address = address_in_table(address);
+    (overlap(port.address, address) && !is_own(address)).then(|| words.get(7).unwrap_or(&"?").to_string())
 }
 
 /// An address as the kernel prints it: words of 32 bits in the order of this machine.
@@ -270,7 +272,7 @@ mod tests {
                 "   0: {address}:1F90 00000000:0000 {state} 00000000:00000000 00:00000000 00000000   33        0 1 1 0"
             )
         };
-        let held = |line: &str, port: &Port| in_table(line, port);
+        let held = |line: &str, port: &Port| in_table(line, port, &|_| false);
         assert_eq!(held(&line("00000000", "0A"), &port(None)).as_deref(), Some("33"));
         assert_eq!(held(&line("0100007F", "0A"), &port(None)).as_deref(), Some("33"));
         assert_eq!(held(&line("0100007F", "0A"), &port(Some("127.0.0.1"))).as_deref(), Some("33"));
@@ -279,5 +281,13 @@ mod tests {
         let all_of_six = line(&"0".repeat(32), "0A");
         assert_eq!(held(&all_of_six, &port(Some("10.0.0.1"))).as_deref(), Some("33"));
         assert_eq!(held("garbage", &port(None)), None);
+        let own = |address: Option<IpAddr>| address == "127.0.0.1".parse().ok();
+        assert_eq!(in_table(&line("0100007F", "0A"), &port(None), &own), None);
+        let elsewhere = in_table(&line("0200004D", "0A"), &port(None), &own);
+        assert_eq!(
+            elsewhere.as_deref(),
+            Some("33"),
+            "the old one's own port, at an address that it does not have"
+        );
     }
 }

@@ -15,16 +15,14 @@ use tokio::time::{Instant, sleep};
 
 use super::door::{Failed, Progress};
 use super::engine::{self, Container, engine_changed, failed};
-use super::spec::{Pull, Spec, name_and_tag};
+use super::pull;
+use super::spec::{Pull, Spec};
 use super::state::{Memory, Old, Replacing};
 use super::template::{self, SERVICE, container_name, next_name};
 use crate::docker::{ANSWER, Docker, DockerError, Engine, escaped};
 use crate::host::Host;
 use crate::text::printable;
 
-/// For a pull, and while nothing comes.
-const PULL: Duration = Duration::from_secs(30 * 60);
-const STALL: Duration = Duration::from_secs(60);
 /// For a container to end by itself when it is stopped, in seconds; then Docker kills it.
 const GRACE: u64 = 10;
 /// For Docker's answer to a stop, a start or a removal.
@@ -45,7 +43,7 @@ pub(super) struct Work<'a> {
 }
 
 impl Work<'_> {
-    fn stage(&mut self, stage: &str, detail: impl Into<Option<String>>) {
+    pub(super) fn stage(&mut self, stage: &str, detail: impl Into<Option<String>>) {
         let detail = detail.into();
         tracing::info!("{stage} {}", detail.as_deref().unwrap_or_default());
         (self.tell)(Progress { stage: stage.into(), detail, bytes: None, total: None });
@@ -81,9 +79,13 @@ pub(super) async fn deploy(work: &mut Work<'_>, spec: &Spec) -> Result<Value, Fa
         restart: old.wanted_restart.clone(),
     });
     let mut replacing = Replacing::new(&spec.name, kept, &next);
-    replacing
-        .write(host)
-        .map_err(|e| unchanged(failed("state", format!("writing what is begun: {e}"), "")))?;
+    if let Err(e) = replacing.write(host) {
+        if let Err(e) = unmake(docker, Some(&next), &volumes).await {
+            tracing::warn!("removing what was made for {}: {e}", spec.name);
+        }
+        let help = format!("look at: df -h {}", host.deploy_state().display());
+        return Err(unchanged(failed("state", format!("writing what is begun: {e}"), help)));
+    }
     if let Err(mut why) = take_its_place(work, spec, old.as_ref(), &next).await {
         why.now = back(work, &replacing).await.unwrap_or_else(|e| unfinished(&e));
         return Err(why);
@@ -130,7 +132,7 @@ async fn image(work: &mut Work<'_>, spec: &Spec) -> Result<String, Failed> {
         (Pull::Missing | Pull::Never, Some(_)) => false,
     };
     let found = if pull {
-        pull_image(work, spec).await?;
+        pull::pull(work, spec).await?;
         docker.find(&path).await?
     } else {
         found
@@ -149,44 +151,6 @@ async fn image(work: &mut Work<'_>, spec: &Spec) -> Result<String, Failed> {
         Some(id) => Ok(id.to_owned()),
         None => Err(failed("image", format!("Docker names no id for image {}", spec.image), "")),
     }
-}
-
-async fn pull_image(work: &mut Work<'_>, spec: &Spec) -> Result<(), Failed> {
-    work.stage("pulling", spec.image.clone());
-    let (name, tag) = name_and_tag(&spec.image);
-    let mut layers: std::collections::BTreeMap<String, (u64, u64)> = std::collections::BTreeMap::new();
-    let mut told = Instant::now();
-    let (docker, tell) = (work.docker, &mut work.tell);
-    let mut came = |said: &Value| {
-        let number = |field: &str| said["progressDetail"][field].as_u64();
-        if said["status"].as_str() != Some("Downloading") || layers.len() > 1000 {
-            return;
-        }
-        if let (Some(id), Some(current)) = (said["id"].as_str(), number("current")) {
-            layers.insert(id.to_owned(), (current, number("total").unwrap_or(current)));
-        }
-        if told.elapsed() >= LOOK {
-            told = Instant::now();
-            let sum = |of: fn(&(u64, u64)) -> u64| layers.values().map(of).sum();
-            let (bytes, total) = (Some(sum(|l| l.0)), Some(sum(|l| l.1)));
-            tell(Progress { stage: "pulling".into(), detail: None, bytes, total });
-        }
-    };
-    let pulled = tokio::time::timeout(PULL, docker.pull(name, tag, STALL, &mut came)).await;
-    let pulled = pulled.unwrap_or_else(|_| {
-        Err(DockerError::Slow { what: "to pull the image".into(), seconds: PULL.as_secs() })
-    });
-    pulled.map_err(|e| match e {
-        DockerError::Refused { message, .. } => {
-            let error = format!("image {} can't be pulled: {message}", spec.image);
-            failed("image", error, format!("try it by hand: docker pull {}", spec.image))
-        }
-        DockerError::Slow { seconds, .. } => {
-            let error = format!("image {}: nothing of it came for {seconds} s", spec.image);
-            failed("image", error, format!("try it by hand: docker pull {}", spec.image))
-        }
-        e => e.into(),
-    })
 }
 
 /// Makes the volumes that are missing and the new container, which is not started. Its id, and the volumes made.
@@ -220,13 +184,21 @@ async fn create(work: &mut Work<'_>, spec: &Spec, image: &str) -> Result<(String
     match created.await {
         Ok(id) => Ok((id, made)),
         Err(e) => {
-            // Empty, and nobody has seen them.
-            for name in &made {
-                let _ = docker.call(Method::DELETE, &format!("/volumes/{name}"), None, ANSWER).await;
-            }
+            let _ = unmake(docker, None, &made).await;
             Err(e)
         }
     }
+}
+
+/// Removes a container that was never started, and volumes that were made for it: they are empty, and nobody has seen them.
+async fn unmake(docker: &Docker, container: Option<&str>, volumes: &[String]) -> Result<(), DockerError> {
+    if let Some(id) = container {
+        remove(docker, id, true).await?;
+    }
+    for name in volumes {
+        docker.call(Method::DELETE, &format!("/volumes/{name}"), None, ANSWER).await?;
+    }
+    Ok(())
 }
 
 /// The old container stops, the new one starts and is seen to work.
