@@ -94,6 +94,7 @@ fn every_line_says_where_it_is_shown_and_what_that_does_not_show() {
             | "qualification/scenarios/tests/deploy_door.rs"
             | "qualification/scenarios/tests/docker_prepared.rs"
             | "qualification/scenarios/tests/pulls.rs"
+            | "qualification/scenarios/tests/service_limits.rs"
             | "qualification/scenarios/tests/services.rs"
             | "qualification/scenarios/tests/uninstall.rs" => "4",
             _ if file.starts_with("qualification/scenarios/tests/") => "3",

@@ -64,6 +64,10 @@ fn status_of(problem: &io::Error) -> u16 {
 }
 
 fn kind(path: &Path) -> &'static str {
+    // A registry's: Docker goes by this type.
+    if path.parent().is_some_and(|parent| parent.ends_with("manifests")) {
+        return "application/vnd.docker.distribution.manifest.v2+json";
+    }
     match path.extension().and_then(|extension| extension.to_str()) {
         None | Some("txt" | "sh") => "text/plain; charset=utf-8",
         Some("html") => "text/html; charset=utf-8",
@@ -147,6 +151,18 @@ mod tests {
             assert_eq!(range_of(range, 10), part, "{range}");
         }
         assert_eq!(range_of("bytes=0-", 0), Some(Part::Unsatisfiable));
+    }
+
+    #[test]
+    fn a_type_goes_by_the_name_and_that_of_a_manifest_by_its_directory() {
+        for (path, expected) in [
+            ("/r/machine", "text/plain; charset=utf-8"),
+            ("/r/a.tar.gz", "application/gzip"),
+            ("/r/v2/app/manifests/1", "application/vnd.docker.distribution.manifest.v2+json"),
+            ("/r/v2/app/manifests/1.json", "application/vnd.docker.distribution.manifest.v2+json"),
+        ] {
+            assert_eq!(kind(Path::new(path)), expected, "{path}");
+        }
     }
 
     #[test]

@@ -1,18 +1,13 @@
 //! Real Docker in a machine: started as an installation prepares it, images that need no network, and a client that asks a
-//! container all along.
+//! container all along, at its own address or where it is published.
 
-use std::fs;
-use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
-
-use crate::lab::{lab, scratch};
+use crate::look::Watched;
 use crate::machine::Machine;
+use crate::releases::Release;
+use crate::run::Run;
 
 /// As an installation writes it.
-const CONFIGURATION: &str = r#"{"live-restore": true, "features": {"containerd-snapshotter": true},
-    "log-driver": "json-file", "insecure-registries": ["10.77.0.1:5000", "10.77.0.1:5001", "10.77.0.1:5002"]}"#;
+const CONFIGURATION: &str = "{\"live-restore\": true, \"features\": {\"containerd-snapshotter\": true}, \"log-driver\": \"json-file\"}\n";
 
 /// Images: `web:1` and `web:2` serve a page that names them, `exits:1` says a word and ends with 3.
 const IMAGES: &str = r#"set -e
@@ -56,149 +51,14 @@ while on:
 open(sys.argv[3], "w").write("%d %d %s\n" % (asked, failed, "; ".join(errors[:5])))
 "#;
 
-/// A registry (the Docker Registry HTTP API v2, for one image `web:1`) in the lab, without TLS. What it does with a layer is
-/// in a file: `fast`, `slow`, `break`, `stall`.
-const REGISTRY: &str = r#"
-import gzip, hashlib, http.server, io, json, os, socketserver, sys, tarfile, time
-layer = io.BytesIO()
-with tarfile.open(fileobj=layer, mode="w") as tar:
-    tar.add(os.path.realpath("/bin/busybox"), "bin/busybox")
-    link = tarfile.TarInfo("bin/sh"); link.type = tarfile.SYMTYPE; link.linkname = "busybox"; tar.addfile(link)
-    page = b"page of the registry\n"
-    info = tarfile.TarInfo("www/index.html"); info.size = len(page); tar.addfile(info, io.BytesIO(page))
-    noise = os.urandom(6 << 20)
-    info = tarfile.TarInfo("noise"); info.size = len(noise); tar.addfile(info, io.BytesIO(noise))
-plain = layer.getvalue()
-packed = gzip.compress(plain, 1)
-digest = lambda data: "sha256:" + hashlib.sha256(data).hexdigest()
-config = json.dumps({"architecture": "amd64", "os": "linux", "config": {"Cmd": ["/bin/busybox", "httpd", "-f", "-p", "8080", "-h", "/www"]},
-    "rootfs": {"type": "layers", "diff_ids": [digest(plain)]}}).encode()
-kind = "application/vnd.docker.distribution.manifest.v2+json"
-manifest = json.dumps({"schemaVersion": 2, "mediaType": kind,
-    "config": {"mediaType": "application/vnd.docker.container.image.v1+json", "size": len(config), "digest": digest(config)},
-    "layers": [{"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip", "size": len(packed), "digest": digest(packed)}]}).encode()
-blobs = {digest(config): config, digest(packed): packed}
-class Registry(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    def handle(self):
-        # Docker tries TLS first, and goes on without where the answer is plain HTTP.
-        if self.connection.recv(1, 2) == b"\x16":
-            self.wfile.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-            return
-        super().handle()
-    def answer(self, data, kind, body=True):
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Docker-Content-Digest", digest(data))
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if not body:
-            return
-        mode = open(sys.argv[2]).read().strip() if data is packed else "fast"
-        if mode == "fast":
-            self.wfile.write(data)
-            return
-        for at in range(0, len(data), 1 << 18):
-            if at > len(data) // 2 and mode == "break":
-                self.close_connection = True
-                self.connection.shutdown(2)
-                return
-            if at > len(data) // 2 and mode == "stall":
-                time.sleep(1000)
-            self.wfile.write(data[at:at + (1 << 18)])
-            time.sleep(0.2 if mode == "slow" else 0)
-    def do_GET(self, body=True):
-        last = self.path.rsplit("/", 1)[-1]
-        if self.path == "/v2/":
-            self.answer(b"{}", "application/json", body)
-        elif self.path.startswith("/v2/web/manifests/") and last in ("1", digest(manifest)):
-            self.answer(manifest, kind, body)
-        elif self.path.startswith("/v2/web/blobs/") and last in blobs:
-            self.answer(blobs[last], "application/octet-stream", body)
-        else:
-            self.send_response(404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-    def do_HEAD(self):
-        self.do_GET(False)
-    def log_message(self, *_):
-        pass
-class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
-    daemon_threads = True
-server = Server(("10.77.0.1", int(sys.argv[1])), Registry)
-print("serves", flush=True)
-server.serve_forever()
-"#;
-
-/// A registry in the lab, ended when this value is dropped.
-#[derive(Debug)]
-pub struct Registry {
-    child: Child,
-    mode: PathBuf,
-    port: u16,
-}
-
-impl Registry {
-    /// Starts one more.
-    pub fn start() -> Self {
-        static PORT: AtomicU16 = AtomicU16::new(5000);
-        Self::at(PORT.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn at(port: u16) -> Self {
-        let (program, mode) =
-            (scratch().join("registry.py"), scratch().join(format!("registry-{port}.mode")));
-        fs::write(&program, REGISTRY).expect("writing the registry");
-        fs::write(&mode, "fast").expect("writing its mode");
-        let words = [
-            "lab",
-            "python3",
-            &program.display().to_string(),
-            &port.to_string(),
-            &mode.display().to_string(),
-        ];
-        let words = lab().words(&words);
-        let mut child = Command::new(&words[0])
-            .args(&words[1..])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("starting the registry");
-        let mut said = String::new();
-        let stdout = child.stdout.take().expect("the registry's standard output");
-        BufReader::new(stdout).read_line(&mut said).expect("hearing the registry");
-        assert_eq!(said.trim(), "serves", "the registry does not start: see above");
-        Self { child, mode, port }
-    }
-
-    /// The name of its image.
-    pub fn image(&self) -> String {
-        format!("10.77.0.1:{}/web:1", self.port)
-    }
-
-    /// What it does with a layer from now on: `fast`, `slow`, `break`, `stall`.
-    pub fn does(&self, mode: &str) {
-        fs::write(&self.mode, mode).expect("writing its mode");
-    }
-
-    /// Ends it, and starts it again.
-    pub fn away(&mut self, meanwhile: impl FnOnce()) {
-        self.end();
-        meanwhile();
-        *self = Self::at(self.port);
-    }
-
-    fn end(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
+/// What no Deploy of one service may change: Docker's own processes, its packages, and every container, whoever made it.
+const WATCH: &str = r"
+    dpkg-query -W
+    systemctl show -p Id,MainPID,ExecMainStartTimestampMonotonic,NRestarts docker.service containerd.service
+    for id in $(docker ps -aq --no-trunc); do
+        docker inspect -f '{{.Name}} {{.Id}} {{.State.Status}} {{.State.StartedAt}} {{.State.Pid}} {{.RestartCount}} {{.HostConfig.RestartPolicy.Name}}' $id
+    done
+    docker volume ls -q";
 
 /// A client that asks a container all along; see [`Machine::traffic`].
 #[derive(Debug)]
@@ -226,19 +86,36 @@ impl Machine {
         self.run_within(120, IMAGES).ok();
     }
 
+    /// Installs a release as the bootstrap does it, on a machine whose Docker is used.
+    #[track_caller]
+    pub fn install_with_docker(&self, release: &Release) -> Run {
+        let from = self.deliver(release);
+        let ployzd = format!("/root/{}-{}/ployzd", release.version, &release.sha256[..8]);
+        self.run_within(120, &format!("{ployzd} install {from}"))
+    }
+
+    /// What no Deploy of one service may change; of its own container only when nothing was to be changed.
+    #[track_caller]
+    pub fn watch_docker(&self) -> Watched {
+        Watched(self.run(WATCH).expect(0).stdout.lines().map(str::to_owned).collect())
+    }
+
     /// Asks the container of this name at its own address from now on.
     #[track_caller]
     pub fn traffic(&self, container: &str) -> Traffic {
         let format = "{{.NetworkSettings.IPAddress}}";
         let address = self.run(&format!("docker inspect -f '{format}' {container}")).expect(0);
-        let unit = format!("traffic-{container}");
+        self.traffic_at(container, address.text(), 8080)
+    }
+
+    /// Asks at an address and port from now on.
+    #[track_caller]
+    pub fn traffic_at(&self, name: &str, address: &str, port: u16) -> Traffic {
+        let unit = format!("traffic-{name}");
         self.write("/root/load.py", LOAD);
         let out = format!("/root/{unit}.served");
-        self.run(&format!(
-            "rm -f {out}; systemd-run -q --unit {unit} python3 /root/load.py {} 8080 {out}",
-            address.text()
-        ))
-        .ok();
+        let load = format!("python3 /root/load.py {address} {port} {out}");
+        self.run(&format!("rm -f {out}; systemd-run -q --unit {unit} {load}")).ok();
         Traffic { unit }
     }
 

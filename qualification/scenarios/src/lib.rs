@@ -23,6 +23,7 @@
 //! | `machine`, `look` | a machine: made, asked, looked at, restarted |
 //! | `releases`, `server` | what can be installed, and where it is served |
 //! | `docker` | real Docker in a machine, and a client of a container |
+//! | `registry` | images that Docker pulls, and how that goes wrong |
 //! | `client` | a client of the Machine API that asks all the time |
 //! | `upgrades` | upgrades that are asked for through the daemon |
 //! | `crash` | an installation ended, or troubled, at one call |
@@ -44,6 +45,7 @@ mod lab;
 mod look;
 mod machine;
 pub mod peaks;
+mod registry;
 mod releases;
 mod run;
 mod server;
@@ -52,10 +54,11 @@ mod upgrades;
 pub mod vm;
 
 pub use client::{Client, Heard};
-pub use docker::{Registry, Served, Traffic};
+pub use docker::{Served, Traffic};
 pub use lab::{note, repository, scratch};
 pub use look::{Facts, Watched};
 pub use machine::{Background, Image, Machine, Plan};
+pub use registry::Pullable;
 pub use releases::{Release, release, release_for, release_padded, release_variant};
 pub use run::{Run, host, host_within};
 pub use server::{Server, Serving, serve};

@@ -33,7 +33,7 @@ const WATCH: &str = r"
 
 /// A machine at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Watched(Vec<String>);
+pub struct Watched(pub(crate) Vec<String>);
 
 impl Watched {
     /// Fails when a later moment differs, and names the lines.

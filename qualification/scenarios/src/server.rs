@@ -37,6 +37,11 @@ pub fn serve(name: &str) -> Serving {
 }
 
 impl Serving {
+    /// What it serves.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Publishes a release.
     #[must_use]
     pub fn release(self, release: &Release) -> Self {

@@ -56,6 +56,25 @@ tried("the worker's lock", lambda: open("/var/lib/ployz-deploy/deploy.lock", "w"
 tried("docker's files", lambda: os.listdir("/var/lib/docker"))
 tried("its group", lambda: os.setgid(int(sys.argv[1])))
 out("groups", str(os.getgroups()))
+# Everything that the door has room for, and more, held open in silence: it is closed in time, and the door is open after it.
+held = []
+started = time.time()
+for n in range(40):
+    s = socket.socket(socket.AF_UNIX)
+    s.settimeout(30)
+    try:
+        s.connect("/run/ployz-deploy/deploy.sock")
+        s.sendall(b'{"list":' if n % 2 else b"")
+        held.append(s)
+    except OSError:
+        s.close()
+for s in held:
+    try:
+        while s.recv(65536):
+            pass
+    except OSError:
+        pass
+out("held open", "%.1f" % (time.time() - started))
 "#;
 
 /// A unit with everything that the daemon's has, and another program.
@@ -127,6 +146,23 @@ fn attacks() -> Vec<Value> {
             "{\"deploy\":{\"name\":\"evil\",\"image\":\"web:1\",\"image\":\"web:2\"}}\n".into(),
         ),
         attack("a list", "{\"deploy\":[\"evil\",\"web:1\"]}\n".into()),
+        attack("a variable twice", with("environment", json!({})).replace("{}", "{\"A\":\"1\",\"A\":\"2\"}")),
+        attack("a variable that is two", with("environment", json!({"A=1\nB": "2"}))),
+        attack("a port that is none", with("ports", json!([{"host": 0, "container": 80}]))),
+        attack(
+            "a mode of a mount",
+            with("volumes", json!([{"name": "v1", "target": "/v", "propagation": "shared"}])),
+        ),
+        attack(
+            "a health check on the host",
+            with("health", json!({"command": ["true"], "test": ["CMD-HOST", "sh"]})),
+        ),
+        attack("a runtime", with("runtime", json!("runc"))),
+        attack("a cgroup", with("cgroup_parent", json!("/"))),
+        attack("limits", with("ulimits", json!([{"Name": "nofile", "Soft": 1, "Hard": 1}]))),
+        attack("a user of the host", with("user", json!("0:0"))),
+        attack("deep nesting", "[".repeat(100_000) + "\n"),
+        attack("a deep value", with("labels", json!(0)).replace('0', &"[".repeat(60_000))),
         attack("two lines", with("pull", json!("never")) + "{\"list\":{}}\n"),
         attack("no end", "x".repeat(300_000)),
         attack("bytes that are no text", "{\"deploy\":{\"name\":\"\u{fffd}\u{1b}[2J\"}}\n".into()),
@@ -179,6 +215,11 @@ fn a_process_with_the_daemons_account_and_sandbox_gets_what_the_template_has_and
         let (what, answer) = (tried["what"].as_str().unwrap(), tried["said"].as_str().unwrap());
         seen += 1;
         note(&format!("{what}: {}", answer.chars().take(150).collect::<String>()));
+        if what == "held open" {
+            let seconds: f64 = answer.parse().unwrap();
+            assert!((1.0..20.0).contains(&seconds), "the door was held for {seconds} s");
+            continue;
+        }
         if what == "groups" {
             assert!(!answer.contains(&gid), "{answer}");
             continue;
@@ -188,7 +229,7 @@ fn a_process_with_the_daemons_account_and_sandbox_gets_what_the_template_has_and
         assert!(refused || answer.starts_with("error: "), "{what} was not refused: {answer}");
         assert!(!answer.contains('\u{1b}'), "{what}: {answer:?}");
     }
-    assert_eq!(seen, attacks().len() + 6, "{said}");
+    assert_eq!(seen, attacks().len() + 7, "{said}");
     assert_eq!(machine.run(everything).expect(0).stdout, before, "something is there that was not");
 
     // What may be had is the template's, whatever is in it.
