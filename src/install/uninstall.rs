@@ -101,10 +101,11 @@ pub fn uninstall(host: &Host, purge: bool, interrupt: &Interrupt) -> Result<Repo
     } else {
         work.keep();
     }
-    if work.goes_on() {
+    // What failed is gone on with by the same command: until then there is one.
+    if work.goes_on() && work.report.failed.is_empty() {
         work.tree(&host.installed());
     }
-    if purge && work.goes_on() {
+    if purge && work.goes_on() && work.report.failed.is_empty() {
         // The lock goes last, and nobody can have taken it before.
         work.tree(&host.install_state());
     }
