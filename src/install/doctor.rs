@@ -211,7 +211,11 @@ fn source(look: &Look<'_>) -> Found {
     settings.deadlines.pointer = settings.deadlines.pointer.min(SOURCE);
     let major = look.inventory.current.as_ref().map_or(1, |current| current.version.major);
     let url = settings.pointer_url(major, Channel::Stable);
-    let proxy = settings.proxy.as_ref().map(|proxy| format!(", through {proxy}")).unwrap_or_default();
+    let proxy = settings
+        .proxy
+        .as_deref()
+        .map(|proxy| format!(", through {}", without_user(proxy)))
+        .unwrap_or_default();
     match fetch::fetch_small(look.host, &settings, &url, 4096, look.interrupt) {
         Ok(pointer) => {
             let text = String::from_utf8_lossy(&pointer).trim().chars().take(40).collect::<String>();
@@ -220,6 +224,15 @@ fn source(look: &Look<'_>) -> Found {
         Err(e) => {
             finding(format!("{e}{proxy}"), "look at proxy, ca_file and channels in /etc/ployz/install.json")
         }
+    }
+}
+
+/// A proxy's address without the name and password that may be in it.
+fn without_user(proxy: &str) -> String {
+    match (proxy.split_once("://"), proxy.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
+        (None, Some((_, host))) => host.to_owned(),
+        (_, None) => proxy.to_owned(),
     }
 }
 
@@ -511,7 +524,14 @@ fn sandbox(look: &Look<'_>) -> Found {
 
 #[cfg(test)]
 mod tests {
-    use super::first_difference;
+    use super::{first_difference, without_user};
+
+    #[test]
+    fn the_password_of_a_proxy_is_not_shown() {
+        assert_eq!(without_user("http://me:secret@proxy.test:3128"), "http://proxy.test:3128");
+        assert_eq!(without_user("http://me:se@cret@proxy.test"), "http://proxy.test");
+        assert_eq!(without_user("http://proxy.test:3128"), "http://proxy.test:3128");
+    }
 
     #[test]
     fn the_first_line_that_differs_is_shown() {
