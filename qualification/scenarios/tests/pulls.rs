@@ -117,7 +117,7 @@ fn a_pull_is_told_as_it_comes_and_one_that_fails_is_named_and_changes_nothing() 
     note(&format!("pulls that fail:{table}"));
     for traffic in [traffic, published] {
         let served = machine.served(&traffic);
-        assert!(served.asked > 300 && served.failed == 0, "{served:?}");
+        assert!(served.asked > 50 && served.failed == 0, "{served:?}");
     }
     machine.assert_healthy();
 }
@@ -164,7 +164,7 @@ fn what_is_being_pulled_is_deployed_though_its_asker_and_the_daemon_go() {
         machine.until("nobody deploys any more", |machine| machine.api()["admission"]["state"] == "free");
     }
     let served = machine.served(&traffic);
-    assert!(served.asked > 300 && served.failed == 0, "{served:?}");
+    assert!(served.asked > 50 && served.failed == 0, "{served:?}");
     assert_eq!(machine.run("docker inspect -f '{{.Id}}' other").text(), other.text());
     machine.assert_healthy();
 }
