@@ -115,7 +115,7 @@ fn whatever_is_broken_is_named_the_confirmed_release_is_kept_and_a_person_puts_i
     assert_eq!(machine.run("pgrep -f '[l]inger' | wc -l").text(), "0", "a process of a preflight is left");
     let served = machine.served(&traffic);
     note(&format!("bad releases:\n  {}\n  {served:?}", table.join("\n  ")));
-    assert!(served.asked > 1000 && served.failed == 0, "{served:?}");
+    assert!(served.asked > 100 && served.failed == 0, "{served:?}");
     assert_eq!(machine.run("docker inspect -f '{{.Id}} {{.State.StartedAt}}' ployz-web").text(), container);
 }
 

@@ -79,7 +79,7 @@ fn a_full_disk_is_named_and_nothing_of_the_deploy_stays() {
     );
     machine.run("umount /var/lib/ployz-deploy").ok();
     let served = machine.served(&traffic);
-    assert!(served.asked > 300 && served.failed == 0, "{served:?}");
+    assert!(served.asked > 50 && served.failed == 0, "{served:?}");
     deploy(&machine, &format!("{web} web:2")).ok();
     assert_eq!(page(&machine, "127.0.0.1:8080"), "page 2");
     machine.assert_healthy();
@@ -206,6 +206,6 @@ fn the_machine_api_takes_a_specification_and_nothing_else_and_touches_nobody_els
     machine.run_as("alice", &format!("{PLOYZD} service remove web")).ok();
     unchanged.assert_same(&machine.watch_docker());
     let served = machine.served(&traffic);
-    assert!(served.asked > 300 && served.failed == 0, "{served:?}");
+    assert!(served.asked > 50 && served.failed == 0, "{served:?}");
     machine.assert_healthy();
 }
