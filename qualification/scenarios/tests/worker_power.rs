@@ -180,12 +180,13 @@ fn out_of_memory(vm: &Vm, old: &Release, big: &Release) {
     vm.restore("prepared");
     vm.run(
         "set -e
-         systemctl kill --signal STOP source.service
+         source=/sys/fs/cgroup/system.slice/source.service/cgroup.freeze
          ployzd upgrade --version 1.6.0 --no-follow
+         echo 1 >$source
          until grep -q '\"acquiring\"' $(ls -t /var/lib/ployz-install/attempts/*.json | head -n 1); do sleep 0.05; done
          worker=$(systemctl list-units --no-legend --plain 'ployz-upgrade@*' | cut -d' ' -f1)
          systemctl set-property --runtime $worker MemoryMax=5M MemorySwapMax=0
-         systemctl kill --signal CONT source.service
+         echo 0 >$source
          while [ -n \"$(systemctl list-units --all --no-legend 'ployz-upgrade@*')\" ]; do sleep 0.1; done",
     )
     .ok();
