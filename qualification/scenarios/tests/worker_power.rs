@@ -185,7 +185,11 @@ fn out_of_memory(vm: &Vm, old: &Release, big: &Release) {
          echo 1 >$source
          until grep -q '\"acquiring\"' $(ls -t /var/lib/ployz-install/attempts/*.json | head -n 1); do sleep 0.05; done
          worker=$(systemctl list-units --no-legend --plain 'ployz-upgrade@*' | cut -d' ' -f1)
-         systemctl set-property --runtime $worker MemoryMax=5M MemorySwapMax=0
+         # A moment with less than it has: long enough for the kernel to choose, and over for what is run after it.
+         memory=/sys/fs/cgroup$(systemctl show -P ControlGroup $worker)/memory.max
+         kept=$(cat $memory)
+         echo 1M >$memory
+         echo $kept >$memory
          echo 0 >$source
          while [ -n \"$(systemctl list-units --all --no-legend 'ployz-upgrade@*')\" ]; do sleep 0.1; done",
     )
