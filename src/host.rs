@@ -106,6 +106,16 @@ impl Host {
         self.at("var/lib/ployz-volumes")
     }
 
+    /// Which mounts of volumes are whose, in this boot.
+    pub fn volume_users(&self) -> PathBuf {
+        self.at("run/ployz-volumes")
+    }
+
+    /// Where volumes are kept, as it was prepared.
+    pub fn storage_json(&self) -> PathBuf {
+        self.at("etc/ployz/storage.json")
+    }
+
     /// The lock of the deploy worker that changes something.
     pub fn deploy_lock(&self) -> PathBuf {
         self.deploy_state().join("deploy.lock")

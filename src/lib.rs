@@ -6,9 +6,10 @@
 //! | [`install`] | THE module: what is installed, by whom, how far it came, whether it runs |
 //! | `daemon` | the unprivileged Machine daemon and its API |
 //! | `deploy` | services: what may be deployed, the door at which the daemon asks, the worker behind it |
+//! | `volume_plugin` | Docker's volumes on this Machine: directories, or ZFS datasets |
 //! | `cli` | verbs, flags, screens, exit codes: the only place that prints |
 //! | [`host`] | every path, and who may own what |
-//! | `command`, `systemd`, `docker`, `http`, `line`, `lock`, `durable`, `text`, [`interrupt`] | tools that know nothing of the above |
+//! | `command`, `systemd`, `docker`, `http`, `line`, `lock`, `durable`, `storage`, `text`, [`interrupt`] | tools that know nothing of the above |
 //!
 //! Imports point down this table. `unsafe` is forbidden.
 
@@ -25,8 +26,10 @@ mod durable;
 mod http;
 mod line;
 mod lock;
+mod storage;
 mod systemd;
 mod text;
+mod volume_plugin;
 
 use std::process::ExitCode;
 

@@ -24,6 +24,7 @@ const TOOLS: &[(&str, &[&str])] = &[
     ("line", &[]),
     ("lock", &["text"]),
     ("docker", &["http", "text"]),
+    ("storage", &["durable", "host"]),
 ];
 
 /// What of the installation module the daemon and the operator's client see: to hold admission for a mutation, to read

@@ -217,6 +217,13 @@ fn a_socket_and_its_service_survive_a_daemon_that_fails() {
     has("ployz.service", "RestartPreventExitStatus", "78");
     has("ployz.service", "Requires", "ployz.socket");
     has("ployz.socket", "TriggerLimitIntervalSec", "0");
+    has("ployz-volume-plugin.service", "StartLimitIntervalSec", "0");
+    has("ployz-volume-plugin.service", "Restart", "always");
+    has("ployz-volume-plugin.service", "Type", "notify");
+    has("ployz-volume-plugin.service", "Requires", "ployz-volume-plugin.socket");
+    has("ployz-volume-plugin.socket", "TriggerLimitIntervalSec", "0");
+    has("ployz-volume-plugin.socket", "ListenStream", "/run/docker/plugins/ployz.sock");
+    has("ployz-volume-plugin.socket", "SocketMode", "0600");
     has("ployz.socket", "ListenStream", "/run/ployz/ployz.sock");
     has("ployz.socket", "SocketMode", "0660");
     has("ployz.socket", "SocketUser", "ployz");
@@ -243,7 +250,8 @@ fn accounts_that_units_name_are_declared() {
 }
 
 /// The budget of `systemd-analyze security`, in tenths.
-const EXPOSURE: [(&str, u32); 2] = [("ployz.service", 13), ("ployz-upgrade@.service", 28)];
+const EXPOSURE: [(&str, u32); 3] =
+    [("ployz.service", 13), ("ployz-upgrade@.service", 28), ("ployz-volume-plugin.service", 22)];
 
 #[test]
 fn exposure_is_within_the_budget() {

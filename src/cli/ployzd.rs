@@ -65,6 +65,8 @@ enum Verb {
     Units(Json),
     /// Serve the Machine API on the socket that systemd passes
     Daemon,
+    /// Serve Docker's volumes on the socket that systemd passes
+    VolumePlugin,
     /// Fetch what an order on stdin names, confined
     #[command(hide = true)]
     Fetch,
@@ -323,6 +325,7 @@ pub(crate) fn run(version: &'static str) -> ExitCode {
         Verb::Version(Json { json }) => show_version(version, json),
         Verb::Units(Json { json }) => show_units(json),
         Verb::Daemon => daemon(&host, version),
+        Verb::VolumePlugin => volume_plugin(&host, version),
         Verb::Fetch => Exit::Raw(fetch::child()),
         Verb::UpgradeWorker => worker::run(&host, version),
         Verb::UpgradeEnded => worker::ended(&host),
@@ -373,6 +376,18 @@ fn daemon(host: &Host, version: &'static str) -> Exit {
         Err(e) => {
             error(e.to_string(), None);
             Exit::Raw(1)
+        }
+    }
+}
+
+fn volume_plugin(host: &Host, version: &'static str) -> Exit {
+    super::install::log();
+    match crate::volume_plugin::run(host.clone(), version) {
+        Ok(()) => Exit::Done,
+        Err(e) => {
+            let help = "start it by its socket: systemctl start ployz-volume-plugin.socket";
+            error(format!("serving volumes: {e}"), Some(help));
+            Exit::Configuration
         }
     }
 }

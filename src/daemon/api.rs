@@ -23,6 +23,7 @@ use super::upgrades::{self, Upgrades};
 use crate::host::Host;
 use crate::install::admission::{self, AdmissionError, Busy, MutationAdmission, Observed};
 use crate::install::installed::Inventory;
+use crate::storage::Backend;
 
 /// The largest request body, in bytes.
 const MOST_BODY: usize = 64 * 1024;
@@ -215,8 +216,17 @@ impl Machine {
             "ready": problems.is_empty(), "problems": problems,
             "admission": self.admission(), "previous": inventory.previous,
             "cloud": {"paired": false, "connected": false, "since": null, "last_error": null},
-            "docker": self.services.docker(), "storage": {"state": "unknown"},
+            "docker": self.services.docker(), "storage": storage(&self.host),
         })
+    }
+}
+
+/// Where volumes are kept here.
+fn storage(host: &Host) -> Value {
+    match crate::storage::read(host) {
+        Ok(Backend::Directory) => json!({"state": "directory"}),
+        Ok(Backend::Zfs(pool)) => json!({"state": "zfs", "pool": pool.pool, "dataset": pool.dataset}),
+        Err(why) => json!({"state": "unknown", "why": why}),
     }
 }
 

@@ -152,7 +152,7 @@ pub(super) async fn volume(
         );
         return Err(failed("volume", error, "use another name: docker volume ls"));
     }
-    let driver = if host.volume_plugin().exists() { "ployz" } else { "local" };
+    let driver = if host.unit("ployz-volume-plugin.socket").exists() { "ployz" } else { "local" };
     let asked = template::volume(service, name, driver);
     docker.call(hyper::Method::POST, "/volumes/create", Some(&asked), crate::docker::ANSWER).await?;
     Ok(true)

@@ -32,8 +32,12 @@ const SOURCE: Duration = Duration::from_secs(10);
 /// The oldest systemd that is used.
 const SYSTEMD: u32 = 252;
 /// What systemd may say of the exposure of a unit: the budget of hardening/README.md.
-const EXPOSURE: [(&str, f32); 3] =
-    [("ployz.service", 1.3), ("ployz-upgrade@doctor.service", 2.8), ("ployz-deploy@doctor.service", 1.3)];
+const EXPOSURE: [(&str, f32); 4] = [
+    ("ployz.service", 1.3),
+    ("ployz-upgrade@doctor.service", 2.8),
+    ("ployz-deploy@doctor.service", 1.3),
+    ("ployz-volume-plugin.service", 2.2),
+];
 
 /// What a check came to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -1,5 +1,7 @@
 //! Readiness: what was observed after activation. Looking and judging are two functions; the judge is pure.
 
+pub(super) mod volumes;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -8,7 +10,7 @@ use serde::Deserialize;
 
 use super::installed::Inode;
 use super::release::Version;
-use super::units::SERVICE;
+use super::units::{PLUGIN, SERVICE};
 use crate::host::Host;
 use crate::interrupt::Interrupt;
 use crate::systemd::{Systemd, Unit};
@@ -45,6 +47,8 @@ pub(crate) struct Service {
     unit: Unit,
     /// The executable that its main process runs.
     executable: Option<Inode>,
+    /// Who answers, where it is the volume plugin and says so.
+    plugin: Result<Option<volumes::Plugin>, String>,
 }
 
 /// What was seen of the daemon at one moment.
@@ -60,6 +64,8 @@ pub(crate) struct Seen {
     pub(crate) answer: Result<Answer, String>,
     /// The other services.
     pub(crate) services: Vec<Service>,
+    /// Volumes that were mounted before, are used, and are mounted no more.
+    pub(crate) lost: Vec<String>,
 }
 
 /// What must be seen.
@@ -77,6 +83,8 @@ pub(crate) struct Expected {
     pub(crate) replaced_pid: Option<u32>,
     /// The other services that run the executable, and their automatic restarts before.
     pub(crate) services: Vec<(String, u32)>,
+    /// The volumes that were mounted before.
+    pub(crate) mounted: Vec<(String, String)>,
 }
 
 /// One service that runs as it should: its process, and the automatic restarts that it had.
@@ -109,8 +117,14 @@ pub(crate) fn look(host: &Host, systemd: Systemd, others_too: &[(String, u32)]) 
         0 => None,
         pid => Inode::of(&PathBuf::from(format!("/proc/{pid}/exe"))).ok(),
     };
-    let services =
-        shown[1..].iter().map(|unit| Service { executable: runs(unit), unit: unit.clone() }).collect();
+    let service = |(name, unit): (&&str, &Unit)| {
+        let plugin = match *name == PLUGIN && unit.active == "active" {
+            true => volumes::ask(host),
+            false => Ok(None),
+        };
+        Service { executable: runs(unit), unit: unit.clone(), plugin }
+    };
+    let services = names[1..].iter().zip(&shown[1..]).map(service).collect();
     let unit = shown.remove(0);
     let executable = runs(&unit);
     // Connecting starts a daemon that is down; here that is what was just asked for, and in observers it is not done.
@@ -120,7 +134,13 @@ pub(crate) fn look(host: &Host, systemd: Systemd, others_too: &[(String, u32)]) 
         Err(format!("{SERVICE} is {}", unit.active))
     };
     let others = others(&unit);
-    Ok(Seen { unit, executable, others, answer, services })
+    Ok(Seen { unit, executable, others, answer, services, lost: Vec::new() })
+}
+
+/// Looks at what is expected.
+fn look_for(host: &Host, systemd: Systemd, expected: &Expected) -> Result<Seen, String> {
+    let seen = look(host, systemd, &expected.services)?;
+    Ok(Seen { lost: volumes::lost(host, &expected.mounted), ..seen })
 }
 
 /// The other processes in the control group of a service. Shells and followers that were started from it elsewhere are
@@ -190,9 +210,24 @@ pub(crate) fn judge(expected: &Expected, seen: &Seen) -> Verdict {
         if service.executable != Some(expected.executable) {
             return Verdict::NotYet(format!("process {pid} of {name} does not run the installed executable"));
         }
+        match &service.plugin {
+            Err(why) => return Verdict::NotYet(why.clone()),
+            Ok(Some(plugin)) if plugin.pid != pid => {
+                let answers = plugin.pid;
+                return Verdict::NotYet(format!("process {answers} serves volumes, and {name} is process {pid}"));
+            }
+            Ok(Some(plugin)) if plugin.version != expected.version.to_string() => {
+                let (is, not) = (&plugin.version, expected.version);
+                return Verdict::WrongVersion(format!("{is} serves volumes, not {not}"));
+            }
+            Ok(_) => {}
+        }
         running.push(Running { name: name.clone(), pid, restarts: service.unit.restarts });
     }
-    Verdict::Ready(running)
+    match seen.lost.as_slice() {
+        [] => Verdict::Ready(running),
+        lost => Verdict::NotYet(format!("in use, and mounted no more: volume {}", lost.join(", "))),
+    }
 }
 
 /// Why a service does not run, if it does not.
@@ -290,7 +325,7 @@ pub(crate) fn confirm(
             _ => std::thread::sleep(if left.is_zero() { WATCH } else { left.min(WATCH) }),
         }
         not_terminated(interrupt)?;
-        let seen = match look(host, systemd, &expected.services) {
+        let seen = match look_for(host, systemd, expected) {
             Ok(seen) => seen,
             Err(e) => {
                 missed.get_or_insert_with(|| (Instant::now(), unknown(e).observed));
@@ -358,7 +393,7 @@ fn first_ready(
     let mut expected = expected.clone();
     loop {
         not_terminated(interrupt)?;
-        let seen = match look(host, systemd, &expected.services) {
+        let seen = match look_for(host, systemd, &expected) {
             Ok(seen) => seen,
             Err(_) if started.elapsed() < deadline => {
                 std::thread::sleep(WATCH);
@@ -418,6 +453,7 @@ mod tests {
             restarts_before: 4,
             replaced_pid: Some(6),
             services: Vec::new(),
+            mounted: Vec::new(),
         };
         let unit = |active: &str, restarts| Unit {
             active: active.into(),
@@ -438,6 +474,7 @@ mod tests {
             others: vec![(9, own)],
             answer,
             services: Vec::new(),
+            lost: Vec::new(),
         };
         let left = |seen: Seen| Seen { others: vec![(9, own), (11, other)], ..seen };
         let verdict = |seen: Seen| match judge(&expected, &seen) {
@@ -466,6 +503,10 @@ mod tests {
             (
                 seen(unit("active", 4), Some(own), answer("1.5.0", 7, false)),
                 "not yet: it is not ready: the disk",
+            ),
+            (
+                Seen { lost: vec!["data".into()], ..seen(unit("active", 4), Some(own), good.clone()) },
+                "not yet: in use, and mounted no more: volume data",
             ),
             (seen(unit("activating", 4), None, silent()), "not yet: ployz.service is activating"),
             (seen(unit("activating", 5), None, silent()), "not yet: ployz.service exited with status 42"),

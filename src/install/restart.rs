@@ -27,6 +27,8 @@ pub(crate) struct Restarted {
     pub(crate) restarts_before: u32,
     /// The other services that run the executable, and their automatic restarts before.
     pub(crate) others: Vec<(String, u32)>,
+    /// The volumes that were mounted before.
+    pub(crate) mounted: Vec<(String, String)>,
     /// The daemon's main process, if its restart was asked for.
     pub(crate) replaced_pid: Option<u32>,
     /// For how long the daemon's main process had run, when it was looked at.

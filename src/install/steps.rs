@@ -182,9 +182,11 @@ impl Flow<'_> {
         systemd: Systemd,
         activated: &Activated,
     ) -> Result<restart::Restarted, Failure> {
-        let restarted = restart::restart(systemd, activated, &self.admission).map_err(|e| {
+        let mounted = readiness::volumes::mounted(self.host);
+        let mut restarted = restart::restart(systemd, activated, &self.admission).map_err(|e| {
             Failure::new("restart", e).help("look at: systemctl status ployz.socket ployz.service")
         })?;
+        restarted.mounted = mounted;
         if restarted.refused {
             self.record.warnings.push(format!(
                 "{} was closed and opened again: for a moment connections were refused",
@@ -217,6 +219,7 @@ impl Flow<'_> {
             restarts_before: restarted.restarts_before,
             replaced_pid: restarted.replaced_pid,
             services: restarted.others.clone(),
+            mounted: restarted.mounted.clone(),
         };
         // What was confirmed before and runs on has shown its stability for as long as it runs.
         let described = self.before.inventory.describes(&activated.sha256);

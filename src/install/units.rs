@@ -25,6 +25,10 @@ pub(crate) const WORKER: &str = "ployz-upgrade@.service";
 pub(crate) const DEPLOY_DOOR: &str = "ployz-deploy.socket";
 /// The services that serve one connection of it each, as a pattern.
 pub(crate) const DEPLOY_WORKERS: &str = "ployz-deploy@*.service";
+/// The socket of the volume plugin.
+pub(crate) const PLUGIN_SOCKET: &str = "ployz-volume-plugin.socket";
+/// The service behind it.
+pub(crate) const PLUGIN: &str = "ployz-volume-plugin.service";
 /// The executable that shipped units start.
 pub(crate) const EXECUTABLE: &str = "/usr/local/bin/ployzd";
 /// The account declarations of this release.
@@ -58,7 +62,9 @@ pub fn shipped() -> Vec<Unit> {
         unit(SOCKET, include_str!("../../hardening/ployz.socket")),
         unit(DOOR, include_str!("../../hardening/ployz-upgrade.socket")),
         unit(DEPLOY_DOOR, include_str!("../../hardening/ployz-deploy.socket")),
+        unit(PLUGIN_SOCKET, include_str!("../../hardening/ployz-volume-plugin.socket")),
         unit(SERVICE, include_str!("../../hardening/ployz.service")),
+        unit(PLUGIN, include_str!("../../hardening/ployz-volume-plugin.service")),
         Unit {
             enable: false,
             start: false,

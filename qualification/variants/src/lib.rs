@@ -29,9 +29,7 @@ pub enum Spoiled {
     PreflightFloods,
     /// It says which version it is, and leaves processes behind.
     PreflightForks,
-    /// It brings a volume plugin that works.
-    WithPlugin,
-    /// It brings a volume plugin that does not come back.
+    /// Its volume plugin does not come back.
     LostPlugin,
 }
 
@@ -52,7 +50,7 @@ pub fn run(spoiled: Spoiled, version: &'static str) -> ExitCode {
             });
         }
         (Spoiled::WrongVersion, ["daemon"]) => return ployz::ployzd("9.9.9"),
-        (Spoiled::NeverAnswers, ["daemon"]) | (Spoiled::WithPlugin, ["volume-plugin"]) => {
+        (Spoiled::NeverAnswers, ["daemon"]) => {
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
             sleep();
         }
@@ -68,10 +66,7 @@ pub fn run(spoiled: Spoiled, version: &'static str) -> ExitCode {
             }
         }
         (Spoiled::PreflightForks, ["linger"]) => sleep(),
-        (
-            Spoiled::BadUnit | Spoiled::NeedsGroup | Spoiled::WithPlugin | Spoiled::LostPlugin,
-            ["units", "--json"],
-        ) => {
+        (Spoiled::BadUnit | Spoiled::NeedsGroup, ["units", "--json"]) => {
             print(&serde_json::to_string(&units(spoiled)).unwrap_or_default());
             return ExitCode::SUCCESS;
         }
@@ -108,26 +103,6 @@ fn units(spoiled: Spoiled) -> Vec<Unit> {
             }
             _ => {}
         }
-    }
-    if matches!(spoiled, Spoiled::WithPlugin | Spoiled::LostPlugin) {
-        let unit = |name: &str, content: &str| Unit {
-            name: name.into(),
-            content: content.into(),
-            enable: true,
-            start: true,
-        };
-        units.insert(
-            0,
-            unit(
-                "ployz-volume-plugin.socket",
-                "[Socket]\nListenStream=/run/docker/plugins/ployz.sock\n[Install]\nWantedBy=sockets.target\n",
-            ),
-        );
-        units.push(unit(
-            "ployz-volume-plugin.service",
-            "[Unit]\nStartLimitIntervalSec=0\n[Service]\nType=notify\nExecStart=/usr/local/bin/ployzd volume-plugin\n\
-             Restart=always\nRestartSec=1\n[Install]\nWantedBy=multi-user.target\n",
-        ));
     }
     units
 }
