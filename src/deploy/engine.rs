@@ -142,7 +142,8 @@ pub(super) async fn volume(
     if let Some(found) = docker.find(&format!("/volumes/{}", escaped(name))).await? {
         let plain = found["Options"].as_object().is_none_or(serde_json::Map::is_empty);
         let driver = found["Driver"].as_str().unwrap_or_default();
-        if found["Labels"][SERVICE].is_string() && plain && matches!(driver, "local" | "ployz") {
+        // Docker forgets the labels of a plugin's volume whenever it can't ask for it; whose driver it is, it knows.
+        if driver == "ployz" || (found["Labels"][SERVICE].is_string() && plain && driver == "local") {
             return Ok(false);
         }
         let error = format!(

@@ -17,13 +17,15 @@ use super::preflight::{self, Problem};
 use super::release::Channel;
 use super::source::Settings;
 use super::status::{self, Status};
-use super::units::{self, Unit};
-use crate::command::Run;
+use super::units::{self, PLUGIN, PLUGIN_SOCKET, Unit};
+use crate::command::{CommandError, Run};
 use crate::docker::{DockerError, engine_now};
 use crate::durable::sha256_file;
 use crate::host::{Host, architecture};
 use crate::interrupt::Interrupt;
+use crate::storage::{self, Backend};
 use crate::systemd::Systemd;
+use crate::text::printable;
 
 /// For one call of systemctl.
 const SYSTEMCTL: Duration = Duration::from_secs(10);
@@ -480,12 +482,45 @@ fn docker(look: &Look<'_>) -> Found {
 }
 
 fn storage(look: &Look<'_>) -> Found {
-    let zfs = look.host.root().join("sys/module/zfs").is_dir();
-    let plugin = look.host.volume_plugin().exists();
-    match (plugin, zfs) {
-        (true, _) => ok("the volume plugin's socket is there"),
-        (false, true) => ok("none is prepared (the ZFS module is loaded); volumes are Docker's own"),
-        (false, false) => ok("none is prepared; volumes are Docker's own"),
+    let host = look.host;
+    let backend = match storage::read(host) {
+        Ok(backend) => backend,
+        Err(why) => return finding(why, "prepare it again, which changes no pool: ployzd install --storage zfs"),
+    };
+    let shown = look.systemd.and_then(|systemd| systemd.show(&[PLUGIN_SOCKET, PLUGIN]).ok());
+    for unit in shown.into_iter().flatten().zip([PLUGIN_SOCKET, PLUGIN]) {
+        let (unit, name) = unit;
+        if unit.load == "loaded" && unit.active != "active" {
+            return finding(format!("{name} is {}", unit.active), format!("systemctl start {name}"));
+        }
+    }
+    let Backend::Zfs(pool) = backend else { return ok("volumes are directories of this host's filesystem") };
+    if !host.root().join("sys/module/zfs").is_dir() {
+        return finding("the ZFS module is not loaded", "modprobe zfs; what it says tells why it can't be");
+    }
+    let ask = |program: &str, words: &[&str]| Run::new(host.tool(program), SYSTEMCTL).args(words).check();
+    let health = match ask("zpool", &["list", "-H", "-o", "health", &pool.pool]) {
+        Ok(ended) => printable(&String::from_utf8_lossy(&ended.stdout)),
+        Err(CommandError::Status { stderr, .. }) if stderr.contains("no such pool") => {
+            let what = format!("pool {} is not imported", pool.pool);
+            return finding(what, format!("zpool import {}", pool.pool));
+        }
+        Err(e) => return unknown(e.to_string()),
+    };
+    if health != "ONLINE" {
+        return finding(format!("pool {} is {health}", pool.pool), format!("zpool status {}", pool.pool));
+    }
+    match ask("zfs", &["list", "-H", "-o", "used,available", &pool.dataset]) {
+        Ok(ended) => {
+            let text = String::from_utf8_lossy(&ended.stdout).into_owned();
+            let mut fields = text.split_whitespace();
+            let (used, left) = (fields.next().unwrap_or("?"), fields.next().unwrap_or("?"));
+            ok(format!("volumes are in {}: {used} used, {left} left; pool {} is {health}", pool.dataset, pool.pool))
+        }
+        Err(e) => finding(
+            format!("dataset {} can't be seen: {e}", pool.dataset),
+            "prepare it again, which changes no pool: ployzd install --storage zfs",
+        ),
     }
 }
 

@@ -5,7 +5,8 @@
 //! 2. the containers of our services, while their volumes can still be unmounted;
 //! 3. every unit of ours, stopped, unhooked and removed;
 //! 4. sockets, staging, descriptions; with *purge* state, records, settings and accounts;
-//! 5. the executable, last, so that this can be typed again until then.
+//! 5. what Docker remembers of the plugin, which would have it wait for the one that is gone;
+//! 6. the executable, last, so that this can be typed again until then.
 //!
 //! What is said to be removed was looked for afterwards.
 
@@ -31,6 +32,7 @@ use crate::docker::{Docker, DockerError, escaped};
 use crate::durable::sync_parent;
 use crate::host::Host;
 use crate::interrupt::Interrupt;
+use crate::storage::{self, Backend};
 use crate::systemd::Systemd;
 use crate::text::printable;
 
@@ -38,6 +40,8 @@ use crate::text::printable;
 const SYSTEMCTL: Duration = Duration::from_secs(75);
 /// For one call of userdel or groupdel.
 const ACCOUNT: Duration = Duration::from_secs(30);
+/// For Docker to list its volumes, when it waits for nobody.
+const VOLUMES: Duration = Duration::from_secs(3);
 /// For Docker to stop and remove one container.
 const CONTAINER: Duration = Duration::from_secs(40);
 
@@ -96,6 +100,7 @@ pub fn uninstall(host: &Host, purge: bool, interrupt: &Interrupt) -> Result<Repo
     work.containers();
     work.units();
     work.files();
+    work.docker_forgets();
     if purge {
         work.purge();
     } else {
@@ -182,11 +187,12 @@ impl Work<'_> {
                         Err(e) => self.failed(format!("container {name}"), e, format!("docker rm -f {name}")),
                     }
                 }
-                for volume in runtime.block_on(volumes(&docker)).unwrap_or_default() {
-                    self.kept(
-                        format!("volume {volume}"),
-                        "it holds data of a service: docker volume rm removes it",
-                    );
+                for (volume, driver) in runtime.block_on(volumes(&docker)).unwrap_or_default() {
+                    let why = match driver.as_str() {
+                        "ployz" => "it holds data, and is Docker's to use again after the next installation",
+                        _ => "it holds data of a service: docker volume rm removes it",
+                    };
+                    self.kept(format!("volume {volume}"), why);
                 }
                 self.kept("Docker, its images and networks", "they are the host's");
             }
@@ -255,7 +261,7 @@ impl Work<'_> {
     /// Sockets, staging, descriptions and the retained binary.
     fn files(&mut self) {
         let host = self.host;
-        let mut paths = vec![host.volume_plugin()];
+        let mut paths = vec![host.volume_plugin(), host.volume_users()];
         paths.extend(
             [host.api(), host.door(), host.deploy_door()]
                 .iter()
@@ -282,6 +288,7 @@ impl Work<'_> {
             (host.install_state(), "the records of attempts"),
             (host.deploy_state(), "which services were deployed"),
             (host.settings(), "root's settings"),
+            (host.storage_json(), "where volumes are kept"),
             (host.defaults(), "root's settings"),
         ] {
             if fs::symlink_metadata(&path).is_ok() {
@@ -295,11 +302,58 @@ impl Work<'_> {
         self.keep_volumes();
     }
 
+    /// Volumes stay, whatever is asked: what is in them can't be had again.
     fn keep_volumes(&mut self) {
-        let path = self.host.volumes();
-        if fs::symlink_metadata(&path).is_ok() {
-            self.kept(path.display().to_string(), "volumes are mounted below it");
+        let root = self.host.volumes();
+        for entry in fs::read_dir(&root).into_iter().flatten().flatten() {
+            // The place of a mount is empty when nothing is mounted there; nothing else goes.
+            let _ = fs::remove_dir(entry.path());
         }
+        if fs::remove_dir(&root).is_ok() {
+            self.removed(root.display().to_string());
+        } else if fs::symlink_metadata(&root).is_ok() {
+            self.kept(root.display().to_string(), format!("volumes are below it: rm -r {} removes them", root.display()));
+        }
+        match storage::read(self.host) {
+            Ok(Backend::Zfs(pool)) => self.kept(
+                format!("pool {}", pool.pool),
+                format!(
+                    "volumes are in it ({}): the next install --storage zfs takes it up again, zpool destroy {} removes it",
+                    pool.dataset, pool.pool
+                ),
+            ),
+            Ok(Backend::Directory) => {}
+            Err(why) => self.kept("where volumes are kept", why),
+        }
+    }
+
+    /// A Docker that has asked a plugin once asks it at every look at its volumes, and waits 15 s for one that is gone,
+    /// until it is restarted. That is done where no container can notice, and said otherwise.
+    fn docker_forgets(&mut self) {
+        let docker = Docker::at(self.host.docker());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let (Ok(runtime), Some(systemd), true) = (runtime, self.systemd, self.goes_on()) else { return };
+        let waits = |answer: Result<Value, DockerError>| matches!(answer, Err(DockerError::Slow { .. }));
+        let look = || runtime.block_on(docker.call(Method::GET, "/volumes", None, VOLUMES));
+        if !waits(look()) {
+            return;
+        }
+        let help = "until Docker is restarted each look at its volumes waits 15 s: systemctl restart docker.service";
+        let what = "what Docker remembers of the volume plugin";
+        let Ok(engine) = runtime.block_on(docker.engine()) else { return self.kept(what, help) };
+        let users = runtime.block_on(users_of_the_plugin(&docker)).unwrap_or_else(|e| vec![e.to_string()]);
+        if !users.is_empty() {
+            return self.kept(what, format!("{} use it still; {help}", users.join(", ")));
+        }
+        if !engine.live_restore && engine.running > 0 {
+            let containers = format!("{} containers end with it, since live-restore is off", engine.running);
+            return self.kept(what, format!("{help} ({containers})"));
+        }
+        let restarted = systemd.restart(&["docker.service"]);
+        if restarted.is_err() || waits(look()) {
+            return self.kept(what, help);
+        }
+        self.removed(format!("{what} (it was restarted; {} containers went on)", engine.running));
     }
 
     fn purge(&mut self) {
@@ -437,10 +491,29 @@ async fn services(docker: &Docker) -> Result<Vec<(String, String)>, DockerError>
     Ok(ours.collect())
 }
 
-async fn volumes(docker: &Docker) -> Result<Vec<String>, DockerError> {
-    let all = docker.get(&format!("/volumes?filters={}", escaped(r#"{"label":["ployz.service"]}"#))).await?;
-    let names = all["Volumes"].as_array().into_iter().flatten().filter_map(|volume| volume["Name"].as_str());
-    Ok(names.map(printable).collect())
+/// Volumes of services, and those of our driver: name and driver.
+async fn volumes(docker: &Docker) -> Result<BTreeSet<(String, String)>, DockerError> {
+    let mut found = BTreeSet::new();
+    for filter in [r#"{"label":["ployz.service"]}"#, r#"{"driver":["ployz"]}"#] {
+        let all = docker.get(&format!("/volumes?filters={}", escaped(filter))).await?;
+        for volume in all["Volumes"].as_array().into_iter().flatten() {
+            let text = |name: &str| printable(volume[name].as_str().unwrap_or_default());
+            found.insert((text("Name"), text("Driver")));
+        }
+    }
+    Ok(found)
+}
+
+/// Containers, whoever's, that have a volume of the plugin.
+async fn users_of_the_plugin(docker: &Docker) -> Result<Vec<String>, DockerError> {
+    let all = docker.get("/containers/json?all=1").await?;
+    let uses = |shown: &&Value| {
+        let mut mounts = shown["Mounts"].as_array().into_iter().flatten();
+        mounts.any(|mount| mount["Driver"] == "ployz")
+    };
+    let users = all.as_array().into_iter().flatten().filter(uses);
+    let names = users.map(|shown| shown["Names"][0].as_str().unwrap_or_default().trim_start_matches('/'));
+    Ok(names.map(|name| format!("container {}", printable(name))).collect())
 }
 
 async fn remove_container(docker: &Docker, id: &str) -> Result<(), DockerError> {
