@@ -61,6 +61,7 @@ use admission::{Admission, AdmissionError, Holder};
 use attempt::{Record, Requested};
 use events::{Refusal, Tell};
 use flow::Flow;
+pub use host::storage::{PoolOf, Storage};
 use installed::{Docker, Inventory};
 use preflight::Problem;
 use release::{Channel, Version};
@@ -106,6 +107,8 @@ pub struct Request {
     pub mode: Mode,
     /// Whether Docker is wanted; `None` keeps what was chosen before.
     pub docker: Option<Docker>,
+    /// Whether storage for volumes is prepared; `None` leaves it as it is.
+    pub storage: Option<Storage>,
     /// Users to add to group `ployz`.
     pub operators: Vec<String>,
     /// The version of the executable that runs this.

@@ -51,7 +51,10 @@ pub(crate) fn read(host: &Host) -> Result<Backend, String> {
     };
     let file: File = serde_json::from_slice(&text).map_err(|e| format!("{shown} is not understood: {e}"))?;
     if file.schema > SCHEMA || file.backend != "zfs" {
-        return Err(format!("{shown} was written by a newer release ({}, schema {})", file.backend, file.schema));
+        return Err(format!(
+            "{shown} was written by a newer release ({}, schema {})",
+            file.backend, file.schema
+        ));
     }
     let plain = |name: &str| {
         name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_./:".contains(&b)) && !name.starts_with('-')

@@ -49,7 +49,8 @@ pub(crate) fn run(host: Host, version: &'static str) -> io::Result<()> {
     let listener = listener.ok_or_else(|| io::Error::other("LISTEN_FDS is not set for this process"))?;
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let served = runtime.block_on(serve(Arc::new(Plugin { host, version, names: Names::default() }), listener));
+    let served =
+        runtime.block_on(serve(Arc::new(Plugin { host, version, names: Names::default() }), listener));
     runtime.shutdown_background();
     served
 }

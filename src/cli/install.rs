@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::Exit;
 use super::output::{self, Output, Style, error};
-use super::ployzd::{DockerChoice, Install};
+use super::ployzd::{DockerChoice, Install, StorageChoice};
 use crate::host::Host;
 use crate::install::admission::{Busy, Observed};
 use crate::install::attempt::{Installation, Outcome, Record, Stage};
@@ -15,7 +15,7 @@ use crate::install::events::{Event, Refusal, What};
 use crate::install::installed::Docker;
 use crate::install::preflight::Problem;
 use crate::install::staging::{self, RunsFrom};
-use crate::install::{self, Mode, Request, Wanted};
+use crate::install::{self, Mode, PoolOf, Request, Storage, Wanted};
 use crate::interrupt::Interrupt;
 
 /// Set for the copy that an installer becomes: whether it came from the installed path.
@@ -118,6 +118,19 @@ fn request(version: &str, arguments: &Install) -> Result<Request, String> {
         (None, Some(channel)) => Wanted::Channel(channel),
         (None, None) => Wanted::Itself,
     };
+    let of = match (&arguments.pool_device, arguments.pool_file) {
+        (Some(device), _) => Some(PoolOf::Device(device.clone())),
+        (None, Some(size)) => Some(PoolOf::File(size)),
+        (None, None) => None,
+    };
+    let storage = match arguments.storage {
+        Some(StorageChoice::None) if of.is_some() => {
+            return Err("--storage none makes no pool: leave --pool-device and --pool-file out".into());
+        }
+        Some(StorageChoice::None) => Some(Storage::None),
+        Some(StorageChoice::Zfs) => Some(Storage::Zfs(of)),
+        None => None,
+    };
     let mode = match (arguments.software_only, arguments.installation_only) {
         (true, _) => Mode::SoftwareOnly,
         (_, true) => Mode::InstallationOnly,
@@ -132,6 +145,7 @@ fn request(version: &str, arguments: &Install) -> Result<Request, String> {
             DockerChoice::Auto => Docker::Auto,
             DockerChoice::None => Docker::None,
         }),
+        storage,
         operators: arguments.group_user.clone(),
         own_version,
     })

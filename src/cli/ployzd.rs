@@ -121,6 +121,16 @@ pub(crate) struct Install {
     /// (recorded; by default what was chosen before, or auto)
     #[arg(long, value_enum, value_name = "auto|none", conflicts_with = "installation_only")]
     pub(crate) docker: Option<DockerChoice>,
+    /// Whether storage for volumes is prepared: zfs installs ZFS and makes a pool where there is none; none leaves volumes
+    /// directories (the default). A pool that is there is never made anew
+    #[arg(long, value_enum, value_name = "zfs|none", conflicts_with_all = ["software_only", "installation_only"])]
+    pub(crate) storage: Option<StorageChoice>,
+    /// Make the pool of this device, which must be blank
+    #[arg(long, value_name = "DEVICE", requires = "storage", conflicts_with = "pool_file")]
+    pub(crate) pool_device: Option<PathBuf>,
+    /// Make the pool of a file of this size: 20g
+    #[arg(long, value_name = "SIZE", requires = "storage", value_parser = pool_size)]
+    pub(crate) pool_file: Option<u64>,
     /// Add this user to group ployz, whose members may use the Machine API (may be repeated)
     #[arg(long, value_name = "USER", conflicts_with_all = ["software_only", "installation_only"])]
     pub(crate) group_user: Vec<String>,
@@ -199,6 +209,18 @@ pub(crate) enum DockerChoice {
     Auto,
     /// Do without
     None,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StorageChoice {
+    /// Datasets of a ZFS pool
+    Zfs,
+    /// Directories
+    None,
+}
+
+fn pool_size(text: &str) -> Result<u64, String> {
+    crate::storage::size(text).ok_or_else(|| "a number with b, k, m, g or t, such as 20g".into())
 }
 
 #[derive(Debug, Subcommand)]

@@ -485,7 +485,9 @@ fn storage(look: &Look<'_>) -> Found {
     let host = look.host;
     let backend = match storage::read(host) {
         Ok(backend) => backend,
-        Err(why) => return finding(why, "prepare it again, which changes no pool: ployzd install --storage zfs"),
+        Err(why) => {
+            return finding(why, "prepare it again, which changes no pool: ployzd install --storage zfs");
+        }
     };
     let shown = look.systemd.and_then(|systemd| systemd.show(&[PLUGIN_SOCKET, PLUGIN]).ok());
     for unit in shown.into_iter().flatten().zip([PLUGIN_SOCKET, PLUGIN]) {
@@ -515,7 +517,10 @@ fn storage(look: &Look<'_>) -> Found {
             let text = String::from_utf8_lossy(&ended.stdout).into_owned();
             let mut fields = text.split_whitespace();
             let (used, left) = (fields.next().unwrap_or("?"), fields.next().unwrap_or("?"));
-            ok(format!("volumes are in {}: {used} used, {left} left; pool {} is {health}", pool.dataset, pool.pool))
+            ok(format!(
+                "volumes are in {}: {used} used, {left} left; pool {} is {health}",
+                pool.dataset, pool.pool
+            ))
         }
         Err(e) => finding(
             format!("dataset {} can't be seen: {e}", pool.dataset),

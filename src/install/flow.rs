@@ -234,6 +234,7 @@ impl<'a> Flow<'a> {
         let mut problems = preflight::host_problems(self.host, self.systemd, room(self.host, release));
         if self.request.mode == Mode::Prepare {
             problems.extend(prepare::docker::problems(self.host, self.systemd, self.docker));
+            problems.extend(prepare::storage::problems(self.host, self.request.storage.as_ref()));
         }
         none_of("host", problems)?;
         if self.request.mode != Mode::Upgrade {

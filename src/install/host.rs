@@ -4,6 +4,8 @@ mod daemon_json;
 mod distribution;
 pub(super) mod docker;
 mod packages;
+pub(super) mod storage;
+pub(super) mod zfs;
 
 use std::path::Path;
 use std::time::Duration;

@@ -51,6 +51,7 @@ pub fn plan(host: &Host, request: &Request, interrupt: &Interrupt) -> Result<Pla
     let mut problems = preflight::host_problems(host, systemd, super::flow::room(host, &release));
     if request.mode == Mode::Prepare {
         problems.extend(prepare::docker::problems(host, systemd, docker));
+        problems.extend(prepare::storage::problems(host, request.storage.as_ref()));
     }
     if request.mode == Mode::SoftwareOnly {
         problems.extend(prepare::missing_prerequisites(host, docker));
@@ -171,6 +172,9 @@ fn prepared(
     if let Some(how) = prepare::docker::plan(host, systemd, docker).filter(|_| request.mode == Mode::Prepare)
     {
         change("Docker".into(), &how);
+    }
+    if let Some(how) = prepare::storage::plan(host, request.storage.as_ref()) {
+        change("storage".into(), &how);
     }
     let deploys = docker == Docker::Auto && host.group("docker").is_some();
     if deploys && !host.members("docker").iter().any(|member| member == "ployz-deploy") {

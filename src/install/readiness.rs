@@ -214,7 +214,9 @@ pub(crate) fn judge(expected: &Expected, seen: &Seen) -> Verdict {
             Err(why) => return Verdict::NotYet(why.clone()),
             Ok(Some(plugin)) if plugin.pid != pid => {
                 let answers = plugin.pid;
-                return Verdict::NotYet(format!("process {answers} serves volumes, and {name} is process {pid}"));
+                return Verdict::NotYet(format!(
+                    "process {answers} serves volumes, and {name} is process {pid}"
+                ));
             }
             Ok(Some(plugin)) if plugin.version != expected.version.to_string() => {
                 let (is, not) = (&plugin.version, expected.version);

@@ -131,6 +131,7 @@ pub fn recover(
         local: None,
         mode: Mode::Recover,
         docker: None,
+        storage: None,
         operators: Vec::new(),
         own_version,
     };

@@ -58,7 +58,19 @@ impl Flow<'_> {
                 *deaf |= tell(&Event { schema: SCHEMA, what, at: jiff::Timestamp::now() }).is_err();
             };
             let prepared = prepare::docker::prepare(&asked, &mut told, &self.admission);
+            let asked = prepare::zfs::Asked {
+                host,
+                settings: self.settings,
+                systemd: self.systemd,
+                storage: self.request.storage.as_ref(),
+                interrupt: self.interrupt,
+            };
+            let storage = match &prepared {
+                Ok(_) => prepare::zfs::prepare(&asked, &mut told, &self.admission),
+                Err(_) => Ok(prepare::Prepared::default()),
+            };
             self.prepared(prepared.map_err(|e| Failure::new("docker", e))?);
+            self.prepared(storage.map_err(|e| Failure::new("storage", e))?);
         } else {
             prepare::share_records(host, &self.admission).map_err(failed)?;
         }

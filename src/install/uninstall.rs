@@ -312,7 +312,10 @@ impl Work<'_> {
         if fs::remove_dir(&root).is_ok() {
             self.removed(root.display().to_string());
         } else if fs::symlink_metadata(&root).is_ok() {
-            self.kept(root.display().to_string(), format!("volumes are below it: rm -r {} removes them", root.display()));
+            self.kept(
+                root.display().to_string(),
+                format!("volumes are below it: rm -r {} removes them", root.display()),
+            );
         }
         match storage::read(self.host) {
             Ok(Backend::Zfs(pool)) => self.kept(
@@ -338,7 +341,8 @@ impl Work<'_> {
         if !waits(look()) {
             return;
         }
-        let help = "until Docker is restarted each look at its volumes waits 15 s: systemctl restart docker.service";
+        let help =
+            "until Docker is restarted each look at its volumes waits 15 s: systemctl restart docker.service";
         let what = "what Docker remembers of the volume plugin";
         let Ok(engine) = runtime.block_on(docker.engine()) else { return self.kept(what, help) };
         let users = runtime.block_on(users_of_the_plugin(&docker)).unwrap_or_else(|e| vec![e.to_string()]);

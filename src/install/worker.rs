@@ -170,6 +170,7 @@ fn admit(
         local: None,
         mode: Mode::Upgrade,
         docker: None,
+        storage: None,
         operators: Vec::new(),
         own_version,
     };

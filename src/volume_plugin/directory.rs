@@ -21,7 +21,10 @@ const OLD: &str = ".removed.";
 pub(super) fn find(host: &Host, name: &str) -> Result<Option<Volume>, Trouble> {
     let path = host.volumes().join(name);
     // What is mounted there is no directory of this filesystem, whatever is in it.
-    if using::mount_at(host, &path).map_err(|e| Trouble::Unknown(format!("reading the mounts: {e}")))?.is_some() {
+    if using::mount_at(host, &path)
+        .map_err(|e| Trouble::Unknown(format!("reading the mounts: {e}")))?
+        .is_some()
+    {
         return Ok(None);
     }
     let data = path.join(DATA);
@@ -91,7 +94,10 @@ pub(super) fn remove(host: &Host, name: &str) -> Result<(), Trouble> {
     let path = host.volumes().join(name);
     let holders = using::of_directory(host, &path.join(DATA));
     if !holders.is_empty() {
-        return Err(Trouble::No(format!("volume {name} is in use by {}: stop that first", holders.join(", "))));
+        return Err(Trouble::No(format!(
+            "volume {name} is in use by {}: stop that first",
+            holders.join(", ")
+        )));
     }
     let removed = (|| {
         let old = host.volumes().join(format!("{OLD}{}", random_hex(6)?));

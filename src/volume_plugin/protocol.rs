@@ -46,12 +46,27 @@ pub(super) struct Unanswerable(pub(super) String);
 pub(super) enum Asked {
     Activate,
     Capabilities,
-    Create { name: String, size: Option<u64> },
-    Remove { name: String },
-    Mount { name: String, id: String },
-    Unmount { name: String, id: String },
-    Path { name: String },
-    Get { name: String },
+    Create {
+        name: String,
+        size: Option<u64>,
+    },
+    Remove {
+        name: String,
+    },
+    Mount {
+        name: String,
+        id: String,
+    },
+    Unmount {
+        name: String,
+        id: String,
+    },
+    Path {
+        name: String,
+    },
+    Get {
+        name: String,
+    },
     List,
     /// Something that is no name, id or option: said to whoever asked.
     Wrong(String),
@@ -168,7 +183,9 @@ pub(super) fn is_name(name: &str) -> bool {
 
 /// Whether this may be the id of a mount: it becomes a file's name.
 pub(super) fn is_id(id: &str) -> bool {
-    !id.is_empty() && id.len() <= LONGEST_ID && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
+    !id.is_empty()
+        && id.len() <= LONGEST_ID
+        && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
 }
 
 fn size(options: Map<String, Value>) -> Result<Option<u64>, String> {
@@ -203,10 +220,13 @@ fn create(host: &Host, name: &str, size: Option<u64>) -> Result<(), Trouble> {
         Some(volume) if volume.size == size => Ok(()),
         Some(volume) => {
             let is = volume.size.map_or_else(|| "no size".to_owned(), storage::shown_size);
-            Err(Trouble::No(format!("volume {name} is there already, with {is}: remove it first, or leave the size out")))
+            Err(Trouble::No(format!(
+                "volume {name} is there already, with {is}: remove it first, or leave the size out"
+            )))
         }
         None if size.is_some() => Err(Trouble::No(
-            "a size needs storage that can keep to it: sudo /usr/local/bin/ployzd install --storage zfs".into(),
+            "a size needs storage that can keep to it: sudo /usr/local/bin/ployzd install --storage zfs"
+                .into(),
         )),
         None => directory::create(host, name),
     }
@@ -238,10 +258,13 @@ fn all(host: &Host) -> Result<Vec<Volume>, Trouble> {
 fn mount(host: &Host, name: &str, id: &str) -> Result<PathBuf, Trouble> {
     let volume = get(host, name)?;
     // Noted before, so that nobody unmounts it in between.
-    using::note(host, name, id).map_err(|e| Trouble::Unknown(format!("noting who uses volume {name}: {e}")))?;
+    using::note(host, name, id)
+        .map_err(|e| Trouble::Unknown(format!("noting who uses volume {name}: {e}")))?;
     let mounted = match (volume.backend, backend(host)?) {
         ("zfs", Backend::Zfs(pool)) => zfs::mount(host, &pool, name),
-        _ => volume.mountpoint.ok_or_else(|| Trouble::Unknown(format!("volume {name} is not there any more"))),
+        _ => {
+            volume.mountpoint.ok_or_else(|| Trouble::Unknown(format!("volume {name} is not there any more")))
+        }
     };
     if mounted.is_err() {
         using::forget(host, name, id);
@@ -298,7 +321,8 @@ mod tests {
     use super::*;
 
     fn ask(host: &Host, verb: &str, body: Value) -> Value {
-        let asked = Asked::read(&format!("/VolumeDriver.{verb}"), body.to_string().as_bytes()).unwrap().unwrap();
+        let asked =
+            Asked::read(&format!("/VolumeDriver.{verb}"), body.to_string().as_bytes()).unwrap().unwrap();
         asked.carry_out(host, "1.5.0").unwrap()
     }
 

@@ -153,7 +153,8 @@ mod tests {
 
     #[test]
     fn a_line_of_mountinfo_is_read() {
-        let line = "36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 - zfs ployz/volumes/data rw,errors=continue";
+        let line =
+            "36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 - zfs ployz/volumes/data rw,errors=continue";
         let mount = read(line).unwrap();
         assert_eq!(mount.point, Path::new("/mnt 2"));
         assert_eq!((mount.kind.as_str(), mount.source.as_str()), ("zfs", "ployz/volumes/data"));

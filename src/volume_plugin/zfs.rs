@@ -29,9 +29,12 @@ fn dataset(pool: &Pool, name: &str) -> String {
 fn away(pool: &Pool, said: &str) -> Trouble {
     let said = printable(said);
     Trouble::Unknown(if !Path::new("/sys/module/zfs").is_dir() {
-        let refused = ["Required key not available", "Key was rejected"].iter().any(|text| said.contains(text));
+        let refused =
+            ["Required key not available", "Key was rejected"].iter().any(|text| said.contains(text));
         if refused {
-            format!("the kernel refuses the ZFS module, which is not signed with a key that it trusts: mokutil --sb-state ({said})")
+            format!(
+                "the kernel refuses the ZFS module, which is not signed with a key that it trusts: mokutil --sb-state ({said})"
+            )
         } else {
             format!("the ZFS module is not loaded: modprobe zfs ({said})")
         }
@@ -110,7 +113,10 @@ pub(super) fn create(host: &Host, pool: &Pool, name: &str, size: Option<u64>) ->
         words.extend(["-o".into(), format!("quota={bytes}")]);
     }
     words.push(full);
-    Run::new("zfs", CALL).args(words).check().map_err(|e| failed(pool, &format!("making volume {name}"), &e))?;
+    Run::new("zfs", CALL)
+        .args(words)
+        .check()
+        .map_err(|e| failed(pool, &format!("making volume {name}"), &e))?;
     make_dir(&host.volumes(), 0o711).map_err(|e| Trouble::No(format!("making {:?}: {e}", host.volumes())))
 }
 
@@ -189,7 +195,8 @@ pub(super) fn remove(host: &Host, pool: &Pool, name: &str) -> Result<(), Trouble
         (Some(_), why) => {
             let why = why.unwrap_or_else(|| "zfs destroy succeeded, and it is there all the same".into());
             let holders = using::of_dataset(host, &full);
-            let by = if holders.is_empty() { String::new() } else { format!(", held by {}", holders.join(", ")) };
+            let by =
+                if holders.is_empty() { String::new() } else { format!(", held by {}", holders.join(", ")) };
             Err(Trouble::No(format!("volume {name} was not removed{by}: {why}")))
         }
     }

@@ -278,6 +278,7 @@ pub(crate) fn request(wanted: Wanted) -> Request {
         local: None,
         mode: Mode::InstallationOnly,
         docker: None,
+        storage: None,
         operators: Vec::new(),
         own_version: version("1.0.0"),
     }

@@ -30,8 +30,13 @@ struct Activated {
 /// Asks the plugin who it is; none when it does not say, and serves volumes all the same.
 pub(super) fn ask(host: &Host) -> Result<Option<Plugin>, String> {
     let body = serde_json::json!({});
-    let asked =
-        crate::http::ask_blocking(&host.volume_plugin(), hyper::Method::POST, "/Plugin.Activate", Some(&body), ANSWER);
+    let asked = crate::http::ask_blocking(
+        &host.volume_plugin(),
+        hyper::Method::POST,
+        "/Plugin.Activate",
+        Some(&body),
+        ANSWER,
+    );
     let (status, body) = asked.map_err(|e| e.to_string())?;
     if status != 200 {
         return Err(format!("the volume plugin answered {status}"));
@@ -57,7 +62,8 @@ fn volume(volumes: &Path, line: &str) -> Option<(String, String)> {
     let (front, back) = line.split_once(" - ")?;
     let point = PathBuf::from(front.split(' ').nth(4)?);
     // A volume's name has nothing that mountinfo would write otherwise.
-    let name = point.strip_prefix(volumes).ok()?.to_str().filter(|name| !name.is_empty() && !name.contains('/'))?;
+    let name =
+        point.strip_prefix(volumes).ok()?.to_str().filter(|name| !name.is_empty() && !name.contains('/'))?;
     Some((name.to_owned(), back.split(' ').nth(1)?.to_owned()))
 }
 
@@ -82,7 +88,8 @@ mod tests {
     #[test]
     fn what_is_mounted_below_the_volumes_is_one() {
         let volumes = Path::new("/var/lib/ployz-volumes");
-        let line = |point: &str| format!("36 35 0:42 / {point} rw,noatime shared:5 - zfs ployz/volumes/data rw");
+        let line =
+            |point: &str| format!("36 35 0:42 / {point} rw,noatime shared:5 - zfs ployz/volumes/data rw");
         let found = volume(volumes, &line("/var/lib/ployz-volumes/data"));
         assert_eq!(found, Some(("data".into(), "ployz/volumes/data".into())));
         for other in ["/var/lib/ployz-volumes", "/var/lib/ployz-volumes/a/b", "/var/lib/docker"] {
