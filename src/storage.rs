@@ -96,7 +96,7 @@ pub(crate) fn size(text: &str) -> Option<u64> {
 pub(crate) fn shown_size(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     match units.into_iter().find(|(shift, _)| bytes >= 1 << shift) {
-        Some((shift, unit)) if bytes % (1 << shift) == 0 => format!("{} {unit}", bytes >> shift),
+        Some((shift, unit)) if bytes.is_multiple_of(1 << shift) => format!("{} {unit}", bytes >> shift),
         Some((shift, unit)) => {
             let tenths = bytes / ((1u64 << shift) / 10).max(1);
             format!("{}.{} {unit}", tenths / 10, tenths % 10)

@@ -320,6 +320,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    #[allow(clippy::needless_pass_by_value, reason = "a body is written where it is asked with")]
     fn ask(host: &Host, verb: &str, body: Value) -> Value {
         let asked =
             Asked::read(&format!("/VolumeDriver.{verb}"), body.to_string().as_bytes()).unwrap().unwrap();

@@ -57,7 +57,7 @@ pub(super) fn mount_at(host: &Host, path: &Path) -> io::Result<Option<Mount>> {
         fs::read_to_string("/proc/self/mountinfo")?
     };
     // The last one covers those before it.
-    Ok(mounts.lines().filter_map(read).filter(|mount| mount.point == path).last())
+    Ok(mounts.lines().filter_map(read).rfind(|mount| mount.point == path))
 }
 
 fn read(line: &str) -> Option<Mount> {
