@@ -89,10 +89,16 @@ impl Vm {
     /// A machine that has just booted, alone in a scenario of this name.
     #[track_caller]
     pub fn booted(scenario: &str) -> Self {
+        Self::booted_of(scenario, "plain")
+    }
+
+    /// The same of another flavour of `qualification/vm-image`.
+    #[track_caller]
+    pub fn booted_of(scenario: &str, flavour: &str) -> Self {
         let machines = Arc::new(Machines::of(scenario));
-        machines.vm(IMAGE, &["image", "plain"]).ok();
+        machines.vm(IMAGE, &["image", flavour]).ok();
         let vm = Self { name: scenario.to_owned(), machines };
-        vm.ask(USUAL, "create", &[]).ok();
+        vm.ask(USUAL, "create", &["--image", flavour]).ok();
         vm.restore("booted");
         vm
     }
