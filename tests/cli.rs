@@ -81,6 +81,7 @@ const HELP: &[(&str, &[&str])] = &[
     ("ployzd-version", &["version"]),
     ("ployzd-units", &["units"]),
     ("ployzd-daemon", &["daemon"]),
+    ("ployzd-volume-plugin", &["volume-plugin"]),
     ("ployzd-fetch", &["fetch"]),
     ("ployzd-upgrade", &["upgrade"]),
     ("ployzd-recover", &["recover"]),
