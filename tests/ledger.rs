@@ -90,6 +90,7 @@ fn every_line_says_where_it_is_shown_and_what_that_does_not_show() {
             // Power that is really cut; real Docker and what it serves.
             "qualification/scenarios/tests/power_loss.rs"
             | "qualification/scenarios/tests/worker_power.rs"
+            | "qualification/scenarios/tests/volumes.rs"
             | "qualification/scenarios/tests/zfs.rs"
             | "qualification/scenarios/tests/bad_releases.rs"
             | "qualification/scenarios/tests/deploy_door.rs"
