@@ -15,6 +15,7 @@ use crate::host::{Account, Host};
 use crate::install::admission::Admission;
 use crate::install::preflight::Problem;
 use crate::install::source::Settings;
+use crate::install::units::PLUGIN;
 use crate::interrupt::Interrupt;
 use crate::storage::{self, Pool, shown_size};
 use crate::systemd::Systemd;
@@ -149,6 +150,11 @@ pub(in crate::install) fn prepare(
             .and_then(|()| write_whole(host, &path, &storage::text(&pool), 0o644, Account { uid: 0, gid: 0 }))
             .map_err(|e| format!("writing {}: {e}", path.display()))?;
         prepared.done.push(format!("volumes are datasets in {DATASET}"));
+        // One that was started without /dev/zfs may not open it.
+        let plugin = asked.systemd.and_then(|systemd| Some((systemd, systemd.show(&[PLUGIN]).ok()?.pop()?)));
+        if let Some((systemd, _)) = plugin.filter(|(_, unit)| unit.active == "active") {
+            systemd.restart(&[PLUGIN]).map_err(|e| format!("restarting {PLUGIN}: {e}"))?;
+        }
     }
     Ok(prepared)
 }
