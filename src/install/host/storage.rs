@@ -123,8 +123,12 @@ pub(in crate::install) fn problems(host: &Host, storage: Option<&Storage>) -> Ve
         Err(problem) => return vec![problem],
     };
     match (there, of) {
-        (zfs::There::Ours | zfs::There::Foreign, None) | (zfs::There::Ours, Some(PoolOf::File(_))) => {}
-        (zfs::There::Ours, Some(PoolOf::Device(_))) => {}
+        // What it would be made of does not matter where there is one.
+        (zfs::There::Ours, _) => {}
+        (zfs::There::Foreign, _) => problems.push(Problem::new(
+            format!("there is a pool {POOL} that was not made by Ployz: it is not used"),
+            format!("give it another name: zpool export {POOL}; zpool import {POOL} NAME"),
+        )),
         (zfs::There::None, None) => problems.push(Problem::new(
             "there is no Machine Pool yet, and it was not said what to make it of",
             "say it: --pool-device /dev/disk/by-id/…, or --pool-file 20g",
@@ -134,21 +138,11 @@ pub(in crate::install) fn problems(host: &Host, storage: Option<&Storage>) -> Ve
             let path = zfs::file(host);
             if fs::symlink_metadata(&path).is_ok() {
                 problems.push(Problem::new(
-                    format!(
-                        "{} is there already, and is not the file of a pool that is imported",
-                        path.display()
-                    ),
+                    format!("{} is there already, and is no pool that is imported", path.display()),
                     format!("import it (zpool import -d {} {POOL}), or move it away", path.display()),
                 ));
             }
         }
-        (zfs::There::Foreign, Some(_)) => {}
-    }
-    if there == zfs::There::Foreign {
-        problems.push(Problem::new(
-            format!("there is a pool {POOL} that was not made by Ployz: it is not used"),
-            format!("give it another name: zpool export {POOL}; zpool import {POOL} NAME"),
-        ));
     }
     problems
 }
